@@ -180,6 +180,26 @@ def test_complete_blob_that_was_damaged_since_costs_only_time(
             assert contents(other, blob) == expected
 
 
+def test_holders_of_complete_blobs_take_turns_and_are_forgotten() -> None:
+    holders, token = PieceHolders(), make_identity(insecure=True).token.text
+    digest, twice = "a" * 64, ("a" * 64, "a" * 64)
+    for peer, complete in ((1, (digest,)), (2, twice), (3, ())):
+        holders.offer(peer, OfferPieces(address=f"10.0.0.{peer}:7000", token=token, complete=complete))
+
+    def found(digest: str) -> set[str]:
+        fetches = [FetchBlob(digest=digest, offset=MIN_PIECE_BYTES * n, num_bytes=MIN_PIECE_BYTES) for n in range(12)]
+        answers = [holders.holder(3, fetch, 16 * MIN_PIECE_BYTES) for fetch in fetches]
+        return {where.address for where in answers if where is not None}
+
+    assert found(digest) == {"10.0.0.1:7000", "10.0.0.2:7000"}
+    assert not found("b" * 64)
+    holders.disconnected(2)
+    assert found(digest) == {"10.0.0.1:7000"}
+    holders.disconnected(1)
+    assert not found(digest)
+    assert not holders._complete
+
+
 def test_node_that_listens_nowhere_gets_everything_from_the_master(
     blob: Blob, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:

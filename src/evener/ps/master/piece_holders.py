@@ -29,7 +29,8 @@ class PieceHolders:
         self._number_of: dict[int, int] = {}
         self._offers: dict[int, OfferPieces] = {}
         self._sent: OrderedDict[str, array[int]] = OrderedDict()
-        self._turn = 0
+        self._complete: dict[str, list[int]] = {}
+        self._turns = count()
 
     def offer(self, peer: int, offer: OfferPieces, origin: str = "") -> None:
         """Note where a node serves pieces: at the address that the master sees, or at one of a private network.
@@ -56,10 +57,17 @@ class PieceHolders:
         self.disconnected(peer)
         self._number_of[peer] = next(self._numbers)
         self._offers[self._number_of[peer]] = offer
+        for digest in offer.complete:
+            self._complete.setdefault(digest, []).append(self._number_of[peer])
 
     def disconnected(self, peer: int) -> None:
         """Forget a connection that is gone."""
-        self._offers.pop(self._number_of.pop(peer, _NONE), None)
+        number = self._number_of.pop(peer, _NONE)
+        if (offer := self._offers.pop(number, None)) is not None:
+            for digest in offer.complete:
+                self._complete[digest].remove(number)
+                if not self._complete[digest]:
+                    del self._complete[digest]
 
     def holder(self, peer: int, fetch: FetchBlob, num_bytes: int) -> FetchFrom | None:
         """Return where a node fetches a piece of a blob; None if the master sends it, which is then remembered.
@@ -88,7 +96,8 @@ class PieceHolders:
         return FetchFrom(digest=fetch.digest, offset=fetch.offset, address=offer.address, token=offer.token)
 
     def _having_all(self, digest: str, own: int) -> OfferPieces | None:
-        """Return the offer of a node that has a blob from an earlier run; all of them take turns."""
-        offers = [offer for number, offer in self._offers.items() if number != own and digest in offer.complete]
-        self._turn += 1
-        return offers[self._turn % len(offers)] if offers else None
+        """Return the offer of a node that has a blob from an earlier run; they take turns."""
+        if not (numbers := self._complete.get(digest)):
+            return None
+        number = numbers[next(self._turns) % len(numbers)]
+        return None if number == own else self._offers[number]

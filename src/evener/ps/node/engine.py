@@ -38,7 +38,7 @@ _FIXED_TOLERANCE = 1e-5
 """Relative tolerance: the same random numbers, drawn by different kinds of CPUs, differ by rounding."""
 _TRIAL_SECONDS = 0.2
 _PART = 4
-"""Share of a batch whose time shows which part of a step is fixed: one quarter."""
+"""A batch has so many of the smaller ones whose time shows which part of a step is fixed."""
 _MAX_FIXED = 0.98
 """Largest share of a step that is taken for fixed, whatever the measurements say."""
 _PLAIN = (bool, int, float, str, tuple, type(None))
