@@ -123,7 +123,7 @@ def test_a_killed_search_and_a_killed_node_do_not_change_the_results(tmp_path: P
     killed((*words, "--output", "cut"), tmp_path, node=False, after=0.05)
     refused = evener(*words, "--output", "cut", cwd=tmp_path)
     assert refused.returncode == 2
-    assert "holds a study: add --resume to go on with it" in refused.stderr
+    assert "holds a study: add --resume to continue it" in refused.stderr
     killed((*words, "--output", "cut", "--resume"), tmp_path, node=True, after=0.02)
     assert trials_of(tmp_path / "cut") == trials_of(tmp_path / "whole")
     assert len(study_of(tmp_path / "cut").get_trials()) == 10

@@ -258,7 +258,7 @@ def test_nodes_and_routes_are_drawn_with_left_out_nodes_dashed(
         assert page.faults == []
 
 
-@pytest.mark.parametrize(("agreement", "contents"), [("", 1), ("average", 1), ("sync", 2)])
+@pytest.mark.parametrize(("agreement", "contents"), [("", 1), ("average", 2), ("sync", 2)])
 def test_unmeasured_links_are_drawn_and_labelled(tmp_path: Path, browser: Any, agreement: str, contents: int) -> None:
     written(tmp_path / "run", num_steps=20, ring=None, agreement=agreement)
     with served(tmp_path / "run") as address:
