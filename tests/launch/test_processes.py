@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, cast
@@ -298,7 +299,8 @@ def test_process_may_carry_on_after_a_sigterm_to_all_and_stops_later() -> None:
 
 def test_sigterm_to_the_server_ends_no_process() -> None:
     server: Any = forkserver._forkserver
-    server._stop()  # an earlier test may have started one in another way
+    with suppress(PermissionError):  # the socket may have no file
+        server._stop()  # an earlier test may have started one in another way
     with LocalProcesses([]) as processes:
         one = processes.start("node-0", stop_when_asked)
         assert wait(processes) == [b"ready"]
