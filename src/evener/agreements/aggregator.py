@@ -116,7 +116,7 @@ class Aggregator:
             speed = SpeedEstimate(state.unit_seconds.get(name))
             speed.fixed_samples = state.fixed_samples.get(name)
             self.workers[name] = WorkerRecord(name, speed, totals)
-        self.assigner.know(self.workers.values())
+        self.assigner.use_measurements(self.workers.values())
 
     def is_over(self) -> bool:
         """Return whether enough updates were made, or all samples used and every lease answered."""

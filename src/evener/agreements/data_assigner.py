@@ -140,8 +140,8 @@ class DataAssigner:
         """Remaining samples of the oldest unfinished epoch; 0 when all epochs are assigned."""
         return self.cursor.num_remaining
 
-    def know(self, workers: Iterable[WorkerRecord]) -> None:
-        """Use what the workers have measured of the fixed part of a step."""
+    def use_measurements(self, workers: Iterable[WorkerRecord]) -> None:
+        """Take the fixed part of a step from the measurements of the workers."""
         if self._is_one_batch:
             self.fixed_samples = fixed_samples_of([worker.speed for worker in workers])
 

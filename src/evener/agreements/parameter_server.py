@@ -147,7 +147,7 @@ class ParameterServer:
         speed = self.worker(name).speed
         speed.benchmark(unit_seconds)
         speed.fixed_samples = fixed_samples
-        self._aggregator.assigner.know(self.workers.values())
+        self._aggregator.assigner.use_measurements(self.workers.values())
 
     def admit(self, name: str) -> ServerOutput:
         """Admit a worker; if it is present already, repeat all that it may have missed.

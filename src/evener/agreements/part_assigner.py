@@ -51,7 +51,7 @@ class PartAssigner:
         is_over = self._workload.num_epochs is not None and self._round >= self._workload.num_epochs
         return 0 if is_over else self._workload.num_samples
 
-    def know(self, workers: Iterable[WorkerRecord]) -> None:
+    def use_measurements(self, workers: Iterable[WorkerRecord]) -> None:
         """Do nothing: all parts are of whole batches."""
 
     def give_back(self, samples: SampleRange) -> None:

@@ -517,7 +517,7 @@ def test_early_blob_can_begin_with_its_head_and_fetches_first_what_is_opened(
         await_files(folder)
         reader = threading.Thread(target=read)
         order.clear()
-        master.on_turn = lambda _: time.sleep(0.02)  # a line is slower than a busy processor notices what is opened
+        master.on_turn = lambda _: time.sleep(0.02)  # time for a busy machine to notice a request
         reader.start()
         master.serve_until(lambda: len(found) == len(small))
         master.on_turn = lambda _: None

@@ -21,7 +21,7 @@ _NONE = -1
 class PieceHolders:
     """The nodes that serve pieces, and the pieces that the master has sent to each since its offer.
 
-    A node offers pieces again in every run. What it was sent before may be gone.
+    A node offers pieces again in every run. What it was sent before may be gone, unless it says that it is complete.
     """
 
     def __init__(self) -> None:

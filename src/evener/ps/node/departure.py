@@ -196,7 +196,7 @@ def running_nodes(cache: Path) -> list[str]:
 
 
 def _is_running(pid: str, created: str) -> bool:
-    """Return whether a process runs, of which a file system without locks says nothing."""
+    """Return whether the process `pid` that was created at time `created` still runs."""
     try:
         return str(psutil.Process(int(pid)).create_time()) == created
     except psutil.Error:

@@ -200,7 +200,7 @@ class OfferPieces(Header, frozen=True, kw_only=True):
     Attributes:
         address: HOST:PORT at which it listens.
         token: token with which other nodes connect.
-        complete: blobs of which it has all pieces, from an earlier run.
+        complete: names of the blobs that it has from an earlier run.
     """
 
     address: Name
