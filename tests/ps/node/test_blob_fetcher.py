@@ -164,6 +164,19 @@ def test_nodes_serve_a_blob_of_an_earlier_run(
     assert alone.sent_bytes == 0
 
 
+def test_complete_blob_that_the_master_has_no_more_is_used(
+    blob: Blob, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    master = Master(blob)
+    with nodes(master, tmp_path, "a") as (one,):
+        master.serve(one)
+    with nodes(master, tmp_path, "a") as (one,):
+        assert not one.can_begin
+        one.receive(BlobChunk(digest=blob.digest, offset=0, total=0), memoryview(b""))
+        assert one.can_begin
+        assert contents(one, blob) == expected
+
+
 def test_complete_blob_that_was_damaged_since_costs_only_time(
     blob: Blob, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:

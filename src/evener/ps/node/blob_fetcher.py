@@ -139,6 +139,11 @@ class BlobFetcher:
         with self._lock:
             if not self._wanted or chunk.digest != self._wanted[0]:
                 return
+            if not chunk.total and chunk.digest in self._complete:  # it cannot be served without its head
+                self._complete.remove(chunk.digest)
+                self._wanted.pop(0)
+                self._begin()
+                return
             if not chunk.total:
                 raise MissingFile(f"blob {chunk.digest[:12]} is no longer available")
             if self._failure is not None:
