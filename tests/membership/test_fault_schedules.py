@@ -134,14 +134,19 @@ class Trial:
         self.left: dict[str, list[Any]] = {}
         self._shared = set(os.listdir("/dev/shm"))
 
+    def _new_shared(self) -> list[str]:
+        return sorted(set(os.listdir("/dev/shm")) - self._shared)
+
     def see_left(self) -> None:
         """Note what is left: processes, shared memory, files for a while, and drafts of checkpoints."""
         end = time.monotonic() + 15
         while (processes := processes_of(self.marker)) and time.monotonic() < end:
             time.sleep(0.1)
+        while (shared := self._new_shared()) and time.monotonic() < end:  # which a run beside may have
+            time.sleep(0.1)
         self.left |= {
             "processes": processes,
-            "shared": sorted(set(os.listdir("/dev/shm")) - self._shared),
+            "shared": shared,
             "temporary": sorted(os.listdir(self._temporary)),
             "drafts": drafts(self.folder),
         }

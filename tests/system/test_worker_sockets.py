@@ -12,12 +12,14 @@ import pytest
 PROGRAM = """
 import os, signal, sys, torch
 from multiprocessing import active_children
+from multiprocessing.util import get_temp_dir
 from torch.utils.data import DataLoader
 from evener.system.process_exit import exit_now, own_worker_sockets, put_worker_sockets_into
 
 if sys.argv[1] == "chosen":
     put_worker_sockets_into(os.path.join(os.environ["TMPDIR"], "chosen"))
 own_worker_sockets()
+print(get_temp_dir())
 batches = iter(DataLoader(torch.ones(64, 4), batch_size=2, num_workers=1))
 next(batches)
 signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's handler raises when a worker is killed
@@ -43,9 +45,10 @@ def test_sockets_are_elsewhere_if_paths_would_be_too_long() -> None:
     with tempfile.TemporaryDirectory(prefix="t-") as temporary:
         folder = os.path.join(temporary, "x" * 80)
         os.mkdir(folder)
-        before = set(os.listdir("/tmp"))
         variables = {**os.environ, "TMPDIR": folder}
         ended = subprocess.run([sys.executable, "-c", PROGRAM, "own"], env=variables, capture_output=True, check=False)
         assert ended.returncode == 0, ended.stderr.decode()
         assert os.listdir(folder) == []
-        assert not [name for name in set(os.listdir("/tmp")) - before if name.startswith("evener-")]
+        own = ended.stdout.decode().strip()  # other tests have folders in /tmp, too
+        assert own.startswith("/tmp/evener-"), own
+        assert not os.path.exists(own)
