@@ -13,7 +13,7 @@ from evener.agreements.settings import (
     AgreementSettings,
     Sgd,
     Workload,
-    averaging,
+    average,
     diloco,
     rate_at,
 )
@@ -45,7 +45,7 @@ def test_protocol_names_give_the_published_settings() -> None:
         "federated": ("epoch", 0, "delta"),
         "diloco": (500, 0, "delta"),
     }
-    assert averaging(batch=8).outer == Sgd(learning_rate=1.0)
+    assert average(batch=8).outer == Sgd(learning_rate=1.0)
     assert diloco(batch=8).outer == Sgd(learning_rate=0.7, momentum=0.9, is_nesterov=True)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from evener.agreements.layout import Flat
 from evener.agreements.parameter_server import ParameterServer
-from evener.agreements.settings import Adam, AgreementSettings, Outer, Sgd, Workload, averaging, synchronous
+from evener.agreements.settings import Adam, AgreementSettings, Outer, Sgd, Workload, average, synchronous
 from evener.agreements.threads import ThreadPool
 from evener.agreements.update import Merging
 from support.numpy_engine import NumpyEngine, Problem
@@ -56,14 +56,14 @@ def test_synchronous_gradients_equal_one_process_with_the_whole_batch(outer: Out
 
 def test_averaging_after_one_step_equals_one_process() -> None:
     problem = Problem()
-    stepped = run(averaging(batch=BATCH, local_steps=1), problem, rate=0.3)
+    stepped = run(average(batch=BATCH, local_steps=1), problem, rate=0.3)
     expected = train(problem, BATCH, EPOCHS, partial(torch.optim.SGD, lr=0.3))
     assert difference(stepped.server.weights.views(), expected) < 1e-10
 
 
 def test_one_worker_with_many_local_steps_equals_one_process() -> None:
     problem = Problem()
-    stepped = run(averaging(batch=8, local_steps=5), problem, names="a", rate=0.3)
+    stepped = run(average(batch=8, local_steps=5), problem, names="a", rate=0.3)
     expected = train(problem, 8, EPOCHS, partial(torch.optim.SGD, lr=0.3))
     assert difference(stepped.server.weights.views(), expected) < 1e-10
     assert stepped.server.weights.counters == expected["num_batches_tracked"]
@@ -92,7 +92,7 @@ def test_one_asynchronous_worker_equals_one_process() -> None:
 
 def test_epoch_average_is_the_mean_of_workers_weighted_by_samples() -> None:
     problem = Problem()
-    stepped = run(averaging(batch=4), problem, num_epochs=1, rate=0.3)
+    stepped = run(average(batch=4), problem, num_epochs=1, rate=0.3)
     states, weights, tracked = [], [], 0
     for name, hand in stepped.hands.items():
         lease = next(answer.lease for answer in hand.answers if answer.lease)

@@ -15,7 +15,7 @@ from evener.agreements.layout import Flat, flat_of, layout_of
 from evener.agreements.messages import Push
 from evener.agreements.parameter_server import ParameterServer
 from evener.agreements.robust import MAX_FACTOR, NormClipper, exchanges, merge_robustly, nearest, norm_of
-from evener.agreements.settings import Robust, Sgd, Workload, asynchronous, averaging, bounded, diloco, synchronous
+from evener.agreements.settings import Robust, Sgd, Workload, asynchronous, average, bounded, diloco, synchronous
 from evener.agreements.threads import ThreadPool
 from evener.records.errors import InvalidValue
 from support.refusals import refused
@@ -144,8 +144,8 @@ def test_robust_server_follows_the_majority(rule: Robust) -> None:
     assert -1.2 < float(server.weights.views()["d"][0]) < -0.8
 
 
-def test_default_protocols_clip_single_contributions() -> None:
-    for made in (asynchronous(batch=8, outer=SGD), bounded(batch=8, outer=SGD), averaging(batch=8), diloco(batch=8)):
+def test_default_agreements_clip_single_contributions() -> None:
+    for made in (asynchronous(batch=8, outer=SGD), bounded(batch=8, outer=SGD), average(batch=8), diloco(batch=8)):
         assert made.robust == "clip"
     assert synchronous(batch=8, outer=SGD).robust == "mean"
     server = ParameterServer(

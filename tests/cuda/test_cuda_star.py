@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from evener.agreements.layout import Flat, flat_of, layout_of
 from evener.agreements.robust import merge_robustly
-from evener.agreements.settings import Merge, Robust, averaging
+from evener.agreements.settings import Merge, Robust, average
 from evener.agreements.threads import ThreadPool
 from evener.agreements.update import Merging
 from evener.commands.train import perform
@@ -152,7 +152,7 @@ def test_device_merges_equal_cpu_merges(merge: Merge) -> None:
     found, wanted = Flat(layout), Flat(layout)
     with ThreadPool(1) as cores:
         Merging(wanted, flats, weights, cores).finish()
-        whole = merge_of(replace(averaging(batch=1, local_steps=2), merge=merge))
+        whole = merge_of(replace(average(batch=1, local_steps=2), merge=merge))
         if whole is None:
             Merging(found, flats, weights, cores).finish()
         else:

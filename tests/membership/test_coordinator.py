@@ -213,22 +213,22 @@ def test_process_that_met_no_holder_cannot_have_the_state() -> None:
     assert not coordinator.may_have_state
 
 
-def test_generation_is_settled_once_its_first_process_has_the_state() -> None:
+def test_generation_computes_once_its_first_process_has_the_state() -> None:
     coordinator = founded()
-    assert not coordinator.is_settled
+    assert not coordinator.is_computing
     coordinator.hear(1, beat(1, holds=1))
-    assert not coordinator.is_settled
+    assert not coordinator.is_computing
     coordinator.hear(0, beat(1, holds=1))
-    assert coordinator.is_settled
+    assert coordinator.is_computing
     coordinator.lose(0, "was killed")
     coordinator.decide(0.1)
-    assert not coordinator.is_settled
+    assert not coordinator.is_computing
     coordinator.hear(1, beat(2, holds=2))
-    assert coordinator.is_settled
+    assert coordinator.is_computing
     for process in (1, 2):
         coordinator.lose(process, "was killed")
     coordinator.decide(0.2)
-    assert not coordinator.is_settled
+    assert not coordinator.is_computing
 
 
 def test_joining_process_enters_once_it_reaches_all_others() -> None:

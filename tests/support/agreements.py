@@ -18,11 +18,11 @@ WAYS: dict[str, AgreementSettings] = {
     "sync": SYNC,
     "async": settings.asynchronous(batch=BATCH, outer=Sgd(learning_rate=RATE)),
     "bounded": settings.bounded(batch=BATCH, outer=Sgd(learning_rate=RATE), staleness=1),
-    "average": settings.averaging(batch=BATCH),
-    "average of 2": settings.averaging(batch=BATCH, local_steps=2),
+    "average": settings.average(batch=BATCH),
+    "average of 2": settings.average(batch=BATCH, local_steps=2),
     "diloco": settings.diloco(batch=BATCH, local_steps=2),
-    "overlapped": replace(settings.averaging(batch=BATCH, local_steps=2), is_overlapped=True),
-    "int8": replace(settings.averaging(batch=BATCH, local_steps=2), push="int8", pull="int8"),
+    "overlapped": replace(settings.average(batch=BATCH, local_steps=2), is_overlapped=True),
+    "int8": replace(settings.average(batch=BATCH, local_steps=2), push="int8", pull="int8"),
 }
 
 

@@ -37,13 +37,13 @@ def start() -> dict[str, NDArray[np.float64]]:
 
 
 def job(
-    agreement: AgreementSettings, *, run: str = "linear-1", epochs: int = 4, seed: int = 3, protocol: str = "sync"
+    agreement: AgreementSettings, *, run: str = "linear-1", epochs: int = 4, seed: int = 3, name: str = "sync"
 ) -> Job:
     return Job(
         run=run,
         task="linear",
         title="linear",
-        agreement_name=protocol,
+        agreement_name=name,
         agreement=agreement,
         workload=Workload(num_samples=SAMPLES, num_epochs=epochs, seed=seed),
         layout=layout_of(start()),

@@ -1,4 +1,4 @@
-"""Evener: nodes make local steps and exchange what they changed, by the protocol `diloco`, from batches of 42."""
+"""Evener: nodes make local steps and exchange what they changed, by the agreement `diloco`, from batches of 42."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Lease(Part, frozen=True, kw_only=True, array_like=True):
         number: increasing number, unique in the server's life.
         version: version of the weights when it was assigned.
         samples: samples to use.
-        num_steps: local steps, each with the protocol's batch, the last perhaps with fewer samples.
+        num_steps: local steps, each with the agreement's batch, the last perhaps with fewer samples.
     """
 
     number: Count
@@ -94,7 +94,7 @@ class Answer(Part, frozen=True, kw_only=True, array_like=True):
         resets_leases: whether all earlier leases are void; valid ones are sent again.
         is_last: whether the run is over.
         compression: encoding of the worker's contributions and differences from now on, for a slow link; none: that of
-            the protocol.
+            the agreement.
     """
 
     version: Count

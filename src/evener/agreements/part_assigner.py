@@ -67,7 +67,7 @@ class PartAssigner:
         return leases
 
     def lease_one(self, _version: int, _worker: WorkerRecord, _workers: Sequence[WorkerRecord]) -> Lease | None:
-        """Return None: parts are assigned only in rounds (`Job` refuses protocols without rounds)."""
+        """Return None: parts are assigned only in rounds (`Job` refuses agreements without rounds)."""
         return None
 
     def cursor_state(self, outstanding: Sequence[Lease]) -> CursorState:

@@ -23,7 +23,7 @@ class RunMemory(NamedTuple):
 
 
 def run_memory(agreement: AgreementSettings, layout: StateLayout) -> RunMemory:
-    """Return the memory that a run of this protocol may take for weights of this layout."""
+    """Return the memory that a run of this agreement may take for weights of this layout."""
     has_own_weights = agreement.staleness != 0 or agreement.slow_link != "none"
     return RunMemory(
         layout.num_bytes * (1 + len(state_names(agreement.outer))),

@@ -193,7 +193,7 @@ def bounded(*, batch: int, outer: Outer, staleness: int = 4) -> AgreementSetting
     return AgreementSettings(batch=batch, outer=outer, staleness=staleness, robust="clip")
 
 
-def averaging(*, batch: int, local_steps: int | Literal["epoch"] = "epoch") -> AgreementSettings:
+def average(*, batch: int, local_steps: int | Literal["epoch"] = "epoch") -> AgreementSettings:
     """Train each worker by itself, then continue from the mean of their weights, weighted by samples."""
     outer = Sgd(learning_rate=1.0)
     return AgreementSettings(batch=batch, outer=outer, contribution="delta", local_steps=local_steps, robust="clip")
@@ -217,11 +217,11 @@ AGREEMENT_SETTINGS: dict[str, Callable[..., AgreementSettings]] = {
     "sync": synchronous,
     "async": asynchronous,
     "bounded": bounded,
-    "average": averaging,
+    "average": average,
     "federated": federated,
     "diloco": diloco,
 }
-"""Protocols by name."""
+"""Settings of agreements by name."""
 
 
 class Workload(Part, frozen=True, kw_only=True):

@@ -48,7 +48,7 @@ class Engine(Protocol):
         ...
 
     def local_steps(self, lease: Lease, into: Flat) -> float:
-        """Use the samples of `lease` in its number of steps, each with the protocol's batch.
+        """Use the samples of `lease` in its number of steps, each with the agreement's batch.
 
         Args:
             lease: samples to use.

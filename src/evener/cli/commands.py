@@ -216,9 +216,9 @@ def version() -> None:
 
 def up(config: UpConfig, as_json: bool) -> None:
     """Be a master that nodes join, until `evener down` or Ctrl-C; started again it is the same one."""
-    from evener.commands import up as ps_master
+    from evener.commands import up as up_command
 
-    ps_master.up(config, as_json=as_json)
+    up_command.up(config, as_json=as_json)
 
 
 def relay(config: RelayConfig, as_json: bool) -> None:
@@ -230,41 +230,41 @@ def relay(config: RelayConfig, as_json: bool) -> None:
 
 def join(config: JoinConfig) -> None:
     """Be a node of the master at ADDRESS, until it says goodbye or Ctrl-C. Needs no PyTorch to join."""
-    from evener.commands import join as ps_node
+    from evener.commands.join import join as join_master
 
-    ps_node.join(config)
+    join_master(config)
 
 
 def leave(config: LeaveConfig) -> None:
     """Let the nodes of this machine finish their work, and leave their master."""
-    from evener.commands import join as ps_node
+    from evener.commands.join import leave as leave_master
 
-    ps_node.leave(config)
+    leave_master(config)
 
 
 def nodes(access: NodesAccess, as_json: bool) -> None:
     """Show the nodes of a master, and the run that goes on."""
-    from evener.commands import up as ps_master
+    from evener.commands import up as up_command
 
-    ps_master.nodes(access, as_json=as_json)
+    up_command.nodes(access, as_json=as_json)
 
 
 def invite(config: InviteConfig) -> None:
     """Make a token for one node or several, or for a submitter, with an end; or revoke one."""
-    from evener.commands import up as ps_master
+    from evener.commands import up as up_command
 
-    ps_master.invite(config)
+    up_command.invite(config)
 
 
 def stop(access: StopAccess) -> None:
     """End the run that goes on at a master, from anywhere, with what it has reached; its nodes stay."""
-    from evener.commands import up as ps_master
+    from evener.commands import up as up_command
 
-    ps_master.stop(access)
+    up_command.stop(access)
 
 
 def down(access: MasterAccess) -> None:
     """End a master's run, its nodes, and the master."""
-    from evener.commands import up as ps_master
+    from evener.commands import up as up_command
 
-    ps_master.down(access)
+    up_command.down(access)

@@ -281,7 +281,7 @@ def run_line(run: RunStatus) -> str:
     """Return a line with a run's progress and its folder."""
     accuracy = "" if run.accuracy is None else f", accuracy {run.accuracy:.2%}"
     epochs = f" of {run.epochs}" if run.epochs else ""
-    how = f"{run.protocol}, by {run.submitter}" if run.submitter else run.protocol
+    how = f"{run.method}, by {run.submitter}" if run.submitter else run.method
     if run.nodes is not None:
         how += f", on {', '.join(run.nodes)}" if run.nodes else ", at rest"
     loss = f", loss {run.loss:.4f}" if run.version else ""

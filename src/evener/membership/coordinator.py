@@ -153,7 +153,7 @@ class Coordinator:
         return self._may_have_trained or any(one.beat.step > 1 for one in self._processes.values())
 
     @property
-    def is_settled(self) -> bool:
+    def is_computing(self) -> bool:
         """Whether the first rank of the newest generation has its state, so that its published values are current."""
         if self.generation is None or not self.generation.participants:
             return False
@@ -182,8 +182,8 @@ class Coordinator:
         gone = [one for one in present if one.process in self._lost]
         gone += [Participant(process=p, node=self.name_of(p), since=number) for p in self._left_too_early]
         self._left_too_early = []
-        new = self._newcomers(now, is_urgent=bool(gone)) if gone or self.is_settled else []
-        left = self._next_to_leave(present) if self.is_settled and not gone else []
+        new = self._newcomers(now, is_urgent=bool(gone)) if gone or self.is_computing else []
+        left = self._next_to_leave(present) if self.is_computing and not gone else []
         if not gone and not new and not left:
             return None
         stays = [one for one in stays if one not in left]

@@ -162,9 +162,9 @@ class RankSupervisor(Generic[P]):
         return self._coordinator.generation
 
     @property
-    def is_settled(self) -> bool:
+    def is_computing(self) -> bool:
         """Whether the newest generation computes again, by its first rank."""
-        return self._coordinator.is_settled
+        return self._coordinator.is_computing
 
     def resume(
         self,

@@ -212,7 +212,7 @@ class TrainRecord(Noun, frozen=True, kw_only=True):
         events: events in order.
         nodes: one per rank.
         environment: versions of the software.
-        agreement: protocol of a run with a parameter server; empty with collectives.
+        agreement: name of the agreement under which nodes of a master train; empty with collectives.
         bytes_saved: bytes that compression saved in such a run.
         goodput: share of `seconds` that was not lost because nodes were lost or joined.
         of_ideal: samples per second, as a fraction of the nodes' speed together if none waits; see

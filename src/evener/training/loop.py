@@ -80,20 +80,22 @@ class Loop:
         )
         self.monitor = self.session.monitor
 
-    def regroup(self, training: Training, nodes: Sequence[str], awaited: Mapping[int, NodeCost] | None = None) -> None:
+    def regroup(
+        self, training: Training, nodes: Sequence[str], catching_up: Mapping[int, NodeCost] | None = None
+    ) -> None:
         """Continue with other ranks.
 
         Args:
             training: with the plan, the samples, and the model, or this rank's part of it, of these ranks.
             nodes: of the whole run.
-            awaited: see `Monitor`.
+            catching_up: see `Monitor`.
         """
         assert training.division is not None
         self._training, self._plan, self._model = training, training.plan, training.model
         self._step = TrainStep(training, self._fence, self._keep)
         self._attributes.rebind(training.owners)
         self.saving.rebuild(training.model, training.optimizer, training.scheduler)
-        self.monitor.regroup(training.division, training.balance, nodes, awaited or {})
+        self.monitor.regroup(training.division, training.balance, nodes, catching_up or {})
 
     def run(self) -> None:
         """Perform all steps, from the first or the checkpoint.

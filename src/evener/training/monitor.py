@@ -55,10 +55,10 @@ class Monitor:
     Attributes:
         history: of the run.
         balance: the current state of re-balancing; None if shares are fixed.
-        awaited: ranks that get samples once they have the state, with their costs.
+        catching_up: ranks that get samples once they have the state, with their costs.
         is_stopping: whether a rank was asked to stop.
         is_saving: whether a checkpoint is due on any rank; the loop resets it after saving.
-        is_leaving: whether other ranks are to take part after this step.
+        is_regrouping: whether other ranks are to take part after this step.
         has_new_loss: whether a rank computed its loss in another way; the reader resets it.
     """
 
@@ -84,7 +84,7 @@ class Monitor:
         self._unsent: deque[tuple[int, StepResult, accelerators.HostCopy, float]] = deque()
         self._timings: deque[StepTiming] = deque([StepTiming(samples=0)], maxlen=1)
         self.history = History()
-        self.awaited: dict[int, NodeCost] = {}
+        self.catching_up: dict[int, NodeCost] = {}
         self._nodes = list(group.nodes)
         self._walls: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
         self._slow: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class Monitor:
         self._sent_before, self._cpu_before = 0, time.process_time()
         self._first = 1
         self._mark = time.perf_counter()
-        self.is_stopping = self.is_saving = self.is_leaving = self.has_new_loss = False
+        self.is_stopping = self.is_saving = self.is_regrouping = self.has_new_loss = False
         self._lag = int(group.has_accelerators)  # all ranks act on reports after the same step
 
     def start(self, first: int) -> None:
@@ -102,7 +102,7 @@ class Monitor:
         self.restart_clock()
 
     def regroup(
-        self, division: Division, balance: Balance | None, nodes: Sequence[str], awaited: Mapping[int, NodeCost]
+        self, division: Division, balance: Balance | None, nodes: Sequence[str], catching_up: Mapping[int, NodeCost]
     ) -> None:
         """Continue with other ranks; reports of previous ones are dropped.
 
@@ -110,9 +110,9 @@ class Monitor:
             division: of samples, from now on.
             balance: the start of re-balancing; None to keep shares fixed.
             nodes: of the whole run, in the order of the history's columns.
-            awaited: see the attributes.
+            catching_up: see the attributes.
         """
-        self._division, self.balance, self._nodes, self.awaited = division, balance, list(nodes), dict(awaited)
+        self._division, self.balance, self._nodes, self.catching_up = division, balance, list(nodes), dict(catching_up)
         for column in range(len(nodes)):
             self.history.add_node(str(column))
         self._reports = Reports(self._group)
@@ -122,7 +122,7 @@ class Monitor:
         self._group.timer.discard()
         self._timings.append(StepTiming(samples=0))
         self._sent_before = self._group.traffic.sent_bytes
-        self.is_stopping = self.is_saving = self.is_leaving = self.has_new_loss = False
+        self.is_stopping = self.is_saving = self.is_regrouping = self.has_new_loss = False
 
     def restart_clock(self) -> None:
         """Restart the clock: the time since the last step belongs to no step."""
@@ -207,7 +207,7 @@ class Monitor:
         self._refuse_different(reports)
         self.is_stopping = self.is_stopping or any(report.stop for report in reports)
         self.is_saving = self.is_saving or any(report.save for report in reports)
-        self.is_leaving = self.is_leaving or any(report.leave for report in reports)
+        self.is_regrouping = self.is_regrouping or any(report.leave for report in reports)
         self.has_new_loss = self.has_new_loss or any(report.new_loss for report in reports)
         if not self._admit(reports):
             self._rebalance(reports)
@@ -239,14 +239,14 @@ class Monitor:
                 )
 
     def _admit(self, reports: Sequence[StepReport]) -> bool:
-        """Give samples to awaited ranks that have the state now; return whether there are any."""
-        come = [rank for rank in self.awaited if not reports[rank].behind]
+        """Give samples to ranks that were `catching_up` and have the state now; return whether there are any."""
+        come = [rank for rank in self.catching_up if not reports[rank].behind]
         if not come or self._division is None:
             return False
         start = self._next_change(reports[0].step)
         workers = list(self._division.costs(start))
         for rank in come:
-            workers[rank] = self.awaited.pop(rank)
+            workers[rank] = self.catching_up.pop(rank)
         self._division.change(start, workers)
         if self.balance is not None:
             shares = apportion(sum(self.balance.shares), workers)

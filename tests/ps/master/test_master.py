@@ -32,7 +32,7 @@ def test_synchronous_training_on_three_nodes_equals_one_process() -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_every_protocol_converges_and_uses_each_sample_once_per_epoch(way: str) -> None:
     with plane("a", "b") as ps:
-        record, found = ps.run(job(WAYS[way], epochs=80, protocol=way), weights())
+        record, found = ps.run(job(WAYS[way], epochs=80, name=way), weights())
     assert float(np.abs(found["w"] - TRUTH).max()) < 0.2
     assert sum(step.samples for step in record.steps) == 80 * SAMPLES
     assert [v.epoch for v in record.validations] == list(range(80))
@@ -46,14 +46,14 @@ def test_staleness_is_recorded() -> None:
     with plane() as ps:
         ps.join("slow", Mood(seconds=0.01))
         ps.join("fast")
-        record, _ = ps.run(job(WAYS["bounded"], epochs=8, protocol="bounded"), weights())
+        record, _ = ps.run(job(WAYS["bounded"], epochs=8, name="bounded"), weights())
     assert max(node.most_stale for node in record.nodes) >= 1
     assert any(step.staleness > 0 for step in record.steps)
 
 
 def test_all_ready_nodes_contribute_to_the_first_round() -> None:
     with plane("a", "b", "c") as ps:
-        record, _ = ps.run(job(WAYS["average"], epochs=1, protocol="average"), weights())
+        record, _ = ps.run(job(WAYS["average"], epochs=1, name="average"), weights())
     assert [node.contributions for node in record.nodes] == [1, 1, 1]
 
 
@@ -168,7 +168,7 @@ def test_frozen_node_is_excluded_and_its_work_reassigned() -> None:
 def test_local_steps_longer_than_the_patience_are_awaited() -> None:
     with plane("fast", patience=0.5) as ps:
         ps.join("slow", Mood(step_seconds=0.3))  # three steps of an epoch's five, if it is taken to be as fast
-        record, _ = ps.run(job(WAYS["average"], epochs=2, protocol="average"), weights())
+        record, _ = ps.run(job(WAYS["average"], epochs=2, name="average"), weights())
     assert not [event.message for event in record.events if event.kind in ("excluded", "skipped")]
     assert max(step.seconds for step in record.steps) > 0.6
     assert record.nodes[1].contributions >= 1
@@ -257,7 +257,7 @@ def test_status_lists_nodes_and_the_current_run() -> None:
     assert {node.state for node in situation.nodes} == {"present"}
     assert all(node.samples > 0 and node.bytes_sent > 0 and node.bytes_received > 0 for node in situation.nodes)
     assert {node.doing for node in situation.nodes} == {"works"}
-    assert (situation.run.run, situation.run.protocol, situation.run.epochs) == ("linear-1", "sync", 1000)
+    assert (situation.run.run, situation.run.method, situation.run.epochs) == ("linear-1", "sync", 1000)
 
 
 def test_second_node_of_the_same_name_replaces_the_first() -> None:

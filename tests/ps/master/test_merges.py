@@ -14,7 +14,7 @@ from evener.agreements.layout import Flat, flat_of, layout_of
 from evener.agreements.messages import Push
 from evener.agreements.parameter_server import ParameterServer
 from evener.agreements.robust import merge_robustly
-from evener.agreements.settings import AgreementSettings, Merge, Robust, Workload, averaging
+from evener.agreements.settings import AgreementSettings, Merge, Robust, Workload, average
 from evener.agreements.threads import ThreadPool
 from evener.agreements.update import Merging
 from evener.ps.master.merges import DeviceMerge, merge_by_threads, merge_of
@@ -74,7 +74,7 @@ def test_server_merges_by_any_method_and_drops_nan(name: Merge, bad: bool) -> No
     flats = dict(zip("abc", contributions(3), strict=True))
     if bad:
         flats["c"].floats[0][0] = np.nan
-    agreement = replace(averaging(batch=1, local_steps=2), merge=name)
+    agreement = replace(average(batch=1, local_steps=2), merge=name)
     server = server_of(agreement, flats)
     weights = {worker: float(server.worker(worker).totals.num_samples) for worker in flats}
     kept = ["a", "b"] if bad else ["a", "b", "c"]
@@ -120,7 +120,7 @@ def test_server_merges_robustly_on_its_device_and_drops_nan(bad: bool) -> None:
     flats = dict(zip("abc", contributions(3), strict=True))
     if bad:
         flats["c"].floats[0][0] = np.nan
-    agreement = replace(averaging(batch=1, local_steps=2), merge="device", robust="median")
+    agreement = replace(average(batch=1, local_steps=2), merge="device", robust="median")
     server = server_of(agreement, flats)
     kept = ["a", "b"] if bad else ["a", "b", "c"]
     assert server.version == 1
@@ -132,4 +132,4 @@ def test_server_merges_robustly_on_its_device_and_drops_nan(bad: bool) -> None:
 
 def test_robust_merge_with_threads_is_rejected() -> None:
     with refused(InvalidValue):
-        replace(averaging(batch=1), robust="median", merge="threads")
+        replace(average(batch=1), robust="median", merge="threads")

@@ -54,7 +54,7 @@ def test_record_counts_samples_waiting_and_contributions() -> None:
     totals = WorkerTotals(applied=4, refused=1, late=2, staleness=6, most_stale=3)
     fast_worker = WorkerRecord("fast", totals=totals)
     nodes, workers = {"fast": NodeRecord("fast", device="cuda:0", peak_memory_bytes=9)}, {"fast": fast_worker}
-    own = job(SYNC, protocol="sync")
+    own = job(SYNC, name="sync")
     record = record_of(own, history, nodes, COSTS, workers, seconds=12.0, startup=2.0, environment={"evener": "0"})
     fast, slow = record.nodes
     assert [fast.share, slow.share] == pytest.approx([2 / 3, 1 / 3])

@@ -29,7 +29,7 @@ from evener.records.profile import DeviceProfile
 from support.linear_engine import BATCH, RATE, Mood, build, job, weights
 
 SYNC = settings.synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
-OVERLAPPED = replace(settings.averaging(batch=BATCH, local_steps=1), is_overlapped=True)
+OVERLAPPED = replace(settings.average(batch=BATCH, local_steps=1), is_overlapped=True)
 
 
 class Sent(list[tuple[Header, tuple[Any, ...]]]):

@@ -44,7 +44,7 @@ def setup() -> EngineSetup:
         task=TINY.name,
         title="tiny",
         agreement_name="average",
-        agreement=settings.averaging(batch=8),
+        agreement=settings.average(batch=8),
         workload=Workload(num_samples=len(train), num_epochs=1, seed=0),
         layout=layout_of_model(task.model()),
         num_validation=len(validation),
@@ -217,7 +217,7 @@ def test_timing_a_node_leaves_module_counters_unchanged() -> None:
         task="half",
         title="half",
         agreement_name="average",
-        agreement=settings.averaging(batch=4),
+        agreement=settings.average(batch=4),
         workload=Workload(num_samples=4, num_epochs=1),
         layout=made.layout,
     )

@@ -187,7 +187,7 @@ class TrainerRank:
             self._hear(lambda: session.end_step(step, result))
             if generations.batch == step:
                 self._keep(step)
-                if session.monitor.is_leaving:
+                if session.monitor.is_regrouping:
                     generations.admit()
         return session.monitor.is_stopping
 

@@ -75,7 +75,7 @@ class ActiveLeaseRun(ActiveRun):
         return RunStatus(
             run=self.name,
             task=self.job.title,
-            protocol=self.job.agreement_name,
+            method=self.job.agreement_name,
             version=self.training.server.version,
             epoch=history.epoch,
             epochs=self.job.workload.num_epochs,

@@ -263,7 +263,7 @@ class LeaseTraining:
             self._follow(self.server.proceed())
 
     def _on_slow_link(self, link: SlowLink, now: float) -> None:
-        """Reduce what a node sends, if the protocol allows it and it is not reduced yet; else exclude the node."""
+        """Reduce what a node sends, if the agreement allows it and it is not reduced yet; else exclude the node."""
         is_reduced = self.server.send_less(link.node.name, now)
         self.note("slow link", link.sentence(self.job.agreement.slow_link if is_reduced else ""), link.node.name)
         if not is_reduced:

@@ -1,7 +1,7 @@
 """The master: one thread around the sockets. Each frame goes to its handler, and answers are sent at once.
 
 poll -> frames -> handlers (a table by type of message) -> nodes (`node_rules` decides: joined, excluded, back)
-                                                        -> scheduler and run (protocol, validation, history)
+                                                        -> scheduler and run (agreement, validation, history)
                -> effects (carry out what was decided about nodes)
      -> timers: heartbeats, late and silent nodes, events for subscribers
 

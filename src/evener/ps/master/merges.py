@@ -143,7 +143,7 @@ _THREADS = 6
 
 
 def merge_of(agreement: AgreementSettings, notify: Callable[[str], object] = lambda _: None) -> WholeMerge | None:
-    """Return the merge of a protocol; None for the master's own, by the rule `agreement.robust`.
+    """Return the merge of an agreement; None for the master's own, by the rule `agreement.robust`.
 
     `notify` is that of `DeviceMerge`.
     """

@@ -1,4 +1,4 @@
-"""A submitted run: the task, its data and the protocol of the nodes; and how it reaches the master."""
+"""A submitted run: the task, its data and the agreement of the nodes; and how it reaches the master."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class RunStatus(Part, frozen=True, kw_only=True):
     Attributes:
         run: name of the run.
         task: name of the task.
-        protocol: name of the protocol.
+        method: name of the agreement, or "strategy" and the strategy of ranks.
         version: number of updates.
         epoch: epoch of the last update.
         epochs: number of epochs; None if the run ends after a number of updates.
@@ -59,7 +59,7 @@ class RunStatus(Part, frozen=True, kw_only=True):
 
     run: str
     task: str
-    protocol: str
+    method: str
     version: int
     epoch: int
     epochs: int | None

@@ -128,7 +128,7 @@ class ElasticLoop(ABC):
         loop.session.start(loop.last + 1)
         if not self._is_settled:
             self._settle(loop)
-        while loop.last < training.num_steps and not self._was_ended and not loop.monitor.is_leaving:
+        while loop.last < training.num_steps and not self._was_ended and not loop.monitor.is_regrouping:
             self._before_step(loop.last + 1)
             self._membership.at_step(loop.last + 1)
             loop.one_step(loop.last + 1, loader)

@@ -246,7 +246,7 @@ class ReplicatedElasticLoop(ElasticLoop):
     def _train(self, loop: Loop, training: Training) -> bool:
         is_over = super()._train(loop, training)
         self._catch_up()
-        if loop.monitor.awaited:
+        if loop.monitor.catching_up:
             training.group.barrier()  # the givers stay until then
         for giver in self._givers:
             giver.end()
@@ -274,7 +274,7 @@ class ReplicatedElasticLoop(ElasticLoop):
         before, monitor, group = self._training, self._loop.monitor, self._training.group
         if monitor.balance is not None:
             known = zip(before.plan.assignments, monitor.balance.costs, strict=True)
-            self._costs |= {a.node: worker for rank, (a, worker) in enumerate(known) if rank not in monitor.awaited}
+            self._costs |= {a.node: worker for rank, (a, worker) in enumerate(known) if rank not in monitor.catching_up}
         rows = group.all_gather_bytes(msgspec.json.encode(self._costs))
         costs_by_rank = [decode_json(row, dict[str, NodeCost]) for row in rows]
         self._costs = costs_by_rank[point.source]
@@ -283,8 +283,8 @@ class ReplicatedElasticLoop(ElasticLoop):
         self._add_nodes()
         workers = tuple(self._costs[node] for node in generation.nodes)
         plan = plan_of(self._plan, generation.nodes, workers)
-        awaited = self._awaited(workers, point.new)
-        present = _without(workers, awaited)
+        catching_up = self._catching_up(workers, point.new)
+        present = _without(workers, catching_up)
         shares = apportion(plan.micro_batch_size, present)
         division = Division(present)
         is_balanced = follows_speeds(self._config, plan) and group.size > 1
@@ -296,9 +296,9 @@ class ReplicatedElasticLoop(ElasticLoop):
             division=division,
             balance=Balance(costs=present, shares=shares) if is_balanced else None,
         )
-        self._loop.regroup(self._training, [a.node for a in self._plan.assignments], awaited)
+        self._loop.regroup(self._training, [a.node for a in self._plan.assignments], catching_up)
 
-    def _awaited(self, workers: Sequence[NodeCost], new: Sequence[int]) -> dict[int, NodeCost]:
+    def _catching_up(self, workers: Sequence[NodeCost], new: Sequence[int]) -> dict[int, NodeCost]:
         """Return the `new` ranks that get the state in the background, with their costs."""
         others = sum(worker.capacity for rank, worker in enumerate(workers) if rank not in new)
         if others < self._plan.micro_batch_size or self._training.context.arithmetic.scaler.is_enabled():
@@ -338,12 +338,12 @@ class ReplicatedElasticLoop(ElasticLoop):
         self._givers.append(Giver(self._membership, group.rank, taker, held, self._model.buffers()))
 
     def _take(self, giver: int, point: ResumePoint) -> None:
-        """Load the state of rank `giver`: in the background if this rank is awaited, else now."""
+        """Load the state of rank `giver`: in the background if this rank is one of `catching_up`, else now."""
         group, loop = self._training.group, self._loop
         assert group.mesh is not None
         history = decode_msgpack(group.mesh.receive_from(giver), History)
         taker = Taker(self._membership, giver, group.rank, self._training)
-        if group.rank in loop.monitor.awaited:
+        if group.rank in loop.monitor.catching_up:
             self._taker = taker
         else:
             taker.catch_up(loop.finish_step)
@@ -377,14 +377,16 @@ class ReplicatedElasticLoop(ElasticLoop):
     def _end_givers(self) -> None:
         """End transfers to ranks that have caught up."""
         for giver in self._givers:
-            if giver.taker not in self._loop.monitor.awaited:
+            if giver.taker not in self._loop.monitor.catching_up:
                 giver.end()
-        self._givers = [giver for giver in self._givers if giver.taker in self._loop.monitor.awaited]
+        self._givers = [giver for giver in self._givers if giver.taker in self._loop.monitor.catching_up]
 
 
-def _without(workers: Sequence[NodeCost], awaited: Mapping[int, NodeCost]) -> tuple[NodeCost, ...]:
-    """Return `workers` with no samples for the `awaited` ranks."""
-    return tuple(replace(one, max_units=0, min_units=0) if rank in awaited else one for rank, one in enumerate(workers))
+def _without(workers: Sequence[NodeCost], catching_up: Mapping[int, NodeCost]) -> tuple[NodeCost, ...]:
+    """Return `workers` with no samples for the ranks `catching_up`."""
+    return tuple(
+        replace(one, max_units=0, min_units=0) if rank in catching_up else one for rank, one in enumerate(workers)
+    )
 
 
 def plan_of(plan: Plan, nodes: Sequence[str], workers: Sequence[NodeCost]) -> Plan:

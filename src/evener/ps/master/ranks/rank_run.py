@@ -62,7 +62,7 @@ class ActiveRankRun(ActiveRun):
         return RunStatus(
             run=self.name,
             task=self.job.title,
-            protocol=f"strategy {news.plan.strategy}" if news.plan else "ranks that work together",
+            method=f"strategy {news.plan.strategy}" if news.plan else "ranks that work together",
             version=self.training.num_updates,
             epoch=news.step.epoch if news.step else 0,
             epochs=(news.phase.epochs or None) if news.phase else None,

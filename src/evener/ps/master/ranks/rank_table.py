@@ -191,12 +191,12 @@ class RejectedNodes:
             self._reasons.pop(name, None)
             self._failures.pop(name, None)
 
-    def ask_again(self, now: float, *, is_settled: bool, restarts: bool = False) -> None:
-        """Let rejected nodes join if it is time to and the generation is settled.
+    def ask_again(self, now: float, *, is_computing: bool, restarts: bool = False) -> None:
+        """Let rejected nodes join if it is time to and the generation computes.
 
         If the run `restarts` for each try, the pauses between tries of a node with a cut line double.
         """
-        if not is_settled:
+        if not is_computing:
             return
         for node in list(self._nodes):
             more = 2 ** min(self._failures.get(node.name, 0), _MAX_DOUBLINGS) - 1 if restarts else 0

@@ -273,7 +273,9 @@ class RankTraining:
             return  # it restarts
         self._table.end_given_up(self._supervisor)
         is_alone = self._is_on_one_node
-        self._rejected.ask_again(self._clock(), is_settled=is_alone or self._supervisor.is_settled, restarts=is_alone)
+        self._rejected.ask_again(
+            self._clock(), is_computing=is_alone or self._supervisor.is_computing, restarts=is_alone
+        )
         if self._supervisor.has_generation and self._ending.reason is None:
             for _ in self._starter.take_new():
                 self._supervisor.add_node()
