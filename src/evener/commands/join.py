@@ -6,6 +6,7 @@ this process, main thread    `ps.node.node.Node`: messages, measuring, and the c
 child                        one rank: `node_rank.run_node_rank`, called by `_run_rank` below
     its children             workers of data loaders
 child                        the server that forks these processes, and Python's resource tracker
+child, at the start          measures NumPy, if there is no PyTorch or with `--thin` (`benchmark.numpy_device`)
 
 With `--sandbox` all of these run inside bwrap, started by a process that only waits (`sandbox`).
 
