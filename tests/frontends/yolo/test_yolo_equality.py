@@ -24,16 +24,25 @@ def assert_equal(
     dtype: str = "float64",
     **settings: Any,
 ) -> None:
+    """Compare with one process; in single precision by twice its own rounding where that is more than the tolerance.
+
+    Gradients of the biases of YOLO26's norms are small differences of large sums, so these biases are off by 1e-4 of
+    themselves in one process as well.
+    """
     tolerance = TOLERANCE[dtype]
     data = draw_classes(tmp_path / "data") if task == "classify" else draw_detection(tmp_path / "data", task=task)
     asked = {**SETTINGS, "data": str(data), **settings}
     one = train(Case(model=model, settings=asked, out=str(tmp_path / "one"), dtype=dtype), 1)[0]
+    weights_tolerance = tolerance
+    if dtype == "float32":
+        double = train(Case(model=model, settings=asked, out=str(tmp_path / "double")), 1)[0]
+        weights_tolerance = max(tolerance, 2 * off(one["weights"], double["weights"]))
     for share in shares:
         case = Case(model=model, settings=asked, out=str(tmp_path / share), shares=share, dtype=dtype)
         ranks = train(case, len(share.split(",")))
         for rank in ranks:
-            assert off(rank["weights"], one["weights"]) < tolerance
-            assert off(rank["ema"], one["ema"]) < tolerance
+            assert off(rank["weights"], one["weights"]) < weights_tolerance
+            assert off(rank["ema"], one["ema"]) < weights_tolerance
             assert torch.allclose(rank["items"], one["items"], rtol=tolerance)
             assert rank["metrics"] == ranks[0]["metrics"]
             assert rank["metrics"] == pytest.approx(one["metrics"], abs=2e-3)

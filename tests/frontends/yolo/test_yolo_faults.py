@@ -39,10 +39,10 @@ def started(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 def wait_until(found: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     until = time.monotonic() + LONGEST
-    while not found() and process.poll() is None and time.monotonic() < until:
+    while not (is_found := found()) and process.poll() is None and time.monotonic() < until:
         time.sleep(0.1)
     assert process.poll() is None, process.communicate()[1]
-    assert found()
+    assert is_found  # once: processes that start come and go
 
 
 def nodes_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -125,12 +125,12 @@ PROGRAM = """
 import sys
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.ranks import run_local
-from evener.frontends.yolo.command import _shown, _without
+from evener.frontends.yolo.command import _shown, without
 from evener.frontends.yolo.rank import yolo_rank
 from evener.frontends.yolo.overrides import YoloConfig
 
 def perform(config, show):
-    run_local(yolo_rank, parse_local_nodes("1,1,1"), config, patience=5, on_event=show, without=_without)
+    run_local(yolo_rank, parse_local_nodes("1,1,1"), config, patience=5, on_event=show, without=without)
 
 if __name__ == "__main__":
     _shown(YoloConfig(overrides=tuple(sys.argv[1:]), shares="3,2,1", to_stderr=True), perform)
