@@ -67,6 +67,37 @@ def test_weights_do_not_depend_on_the_nodes(tmp_path: Path, speeds: str, shares:
     assert distance(train(tmp_path, "alone"), train(tmp_path, "nodes", speeds, shares=shares)) < 1e-10
 
 
+COINS = """
+import random
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from evener import Task
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * (1 + random.random() + float(np.random.rand()))) if self.training else self.layer(x)
+
+def data() -> TensorDataset:
+    x = torch.randn(48, 5, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(x, x[:, :1].sin())
+
+def task() -> Task:
+    return Task(name="coins", model=Scaled, loss=nn.functional.mse_loss, train_data=data, batch_size=8, epochs=1)
+"""
+
+
+def test_numbers_for_the_whole_batch_are_those_of_one_process(tmp_path: Path) -> None:
+    (tmp_path / "coins.py").write_text(COINS)
+    words: dict[str, Any] = {"task": str(tmp_path / "coins.py"), "check": True}
+    assert distance(train(tmp_path, "alone", **words), train(tmp_path, "nodes", "1,1", shares="3,1", **words)) < 1e-10
+
+
 @pytest.mark.slow
 def test_accumulated_micro_batches_equal_one_process(tmp_path: Path) -> None:
     alone = train(tmp_path, "alone", accumulate=3)

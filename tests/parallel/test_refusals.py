@@ -114,8 +114,8 @@ def test_ranks_of_a_replica_with_different_shapes_are_named() -> None:
 def test_ranks_in_different_modes_are_named_and_samples_may_differ() -> None:
     def work(group: Group) -> list[int]:
         replica, x = min(group.rank, 1), torch.zeros(2, 3)
-        assert gather_sample_counts(group, Pass.of(replica, 2 + replica, [x], True, False)) == [2, 3]
-        return gather_sample_counts(group, Pass.of(replica, 2, [x], group.rank < 2, False))
+        assert gather_sample_counts(group, Pass.of(replica, 2 + replica, [x], True, None)) == [2, 3]
+        return gather_sample_counts(group, Pass.of(replica, 2, [x], group.rank < 2, None))
 
     said = refused(3, work)
     assert said.endswith("nodes n1 and n2 of one replica must compute the same, but have one model in training and "

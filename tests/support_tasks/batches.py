@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -130,6 +132,13 @@ _SENTENCES: dict[str, Any] = {
 }
 _NUMBERS: dict[str, Any] = {"model": regressor, "loss": squares, "train_data": lambda: numbers(26, 1)}
 
+
+def tossed(model: nn.Module, batch: Any) -> Tensor:
+    """Draw numbers for the whole batch: PyTorch's, Python's and NumPy's."""
+    coin = torch.rand((), dtype=batch[0].dtype) + random.random() + float(np.random.rand())
+    return functional.mse_loss(model(batch[0] * (1 + coin)), batch[1])
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "count": {**_SENTENCES, "loss": tags, "count": num_tags},
     "ratio": {**_SENTENCES, "loss": tag_sums},
@@ -143,6 +152,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=1e-3),
         "clip_norm": 0.5,
     },
+    "coin": {**_NUMBERS, "loss": tossed},
     "stream": {**_NUMBERS, "train_data": lambda: Stream(26, 1), "validation_data": lambda: Stream(11, 2)},
     "long stream": {**_NUMBERS, "train_data": lambda: LongStream(26, 1)},
     "noisy": {

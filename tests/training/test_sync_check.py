@@ -162,6 +162,8 @@ EQUAL: dict[str, dict[str, Any]] = {
 }
 DIFFERENT: dict[str, dict[str, Any]] = {
     "a coin for the whole batch": {"model": lambda: Parts(lambda _, x: x * (torch.rand(1) < 0.5))},
+    "a coin of Python": {"model": lambda: Parts(lambda _, x: x * (random.random() + 0.5))},
+    "a number of NumPy in the loss": {"loss": lambda o, t: F.cross_entropy(o * (1 + float(np.random.rand())), t)},
     "noise for a weight": {"model": lambda: Parts(lambda model, x: x + x @ torch.randn(3, 3))},
     "a mean over what a random mask leaves": {"loss": randomly_masked},
     "BatchNorm": {"model": network(nn.BatchNorm1d(12))},
@@ -272,6 +274,8 @@ def test_sync_check_covers_thin_tasks() -> None:
     assert found.off < 1e-9
     with pytest.raises(NotExact):
         check(thin(ad.nn.BatchNorm2d(4)))
+    with pytest.raises(NeedsRanks):
+        check(thin(loss=lambda o, t: ad.functional.cross_entropy(o * (1 + float(np.random.rand())), t)))
     with pytest.raises(NotExact):
         check(thin(loss=lambda outputs, targets: ad.functional.cross_entropy(outputs, targets, "sum")))
 

@@ -25,7 +25,7 @@ from evener.comm.message_topics import out_of_step
 from evener.comm.signed_store import SignedStore
 from evener.comm.step_timing import StepTimer
 from evener.comm.traffic import Traffic
-from evener.system.accelerators import is_accelerator
+from evener.system.accelerators import is_accelerator, model_and_units
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in PyTorch 2.13
 
@@ -215,6 +215,13 @@ class Group:
         if self.process_group is None:
             return is_accelerator(self.device)
         return dist.get_backend(self.process_group) != "gloo"
+
+    def draws_alike(self) -> bool:
+        """Return whether equal seeds make the devices of all ranks draw equal numbers; every rank calls this."""
+        if self.size == 1 or not self.has_accelerators:
+            return True
+        own = f"{self.device.type}: {model_and_units(self.device)}"
+        return len(set(self.all_gather_bytes(own.encode(), "devices"))) == 1
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         return self  # copies of a model are of the same ranks

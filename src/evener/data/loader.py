@@ -72,12 +72,21 @@ def random_state_kept() -> Iterator[None]:
         np.random.set_state(states[2])
 
 
-def seed_all(*entropy: int, device: torch.device | None = None) -> None:
-    """Seed the CPU's random generators (torch, Python, NumPy's global one), and `device`'s, from whole numbers."""
-    seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
-    _seed_cpu(seed)
-    for generator in accelerators.generators(device or accelerators.CPU)[1:]:
-        generator.manual_seed(seed)
+def seed_all(*entropy: int, stream: int = 0, device: torch.device | None = None) -> None:
+    """Seed the CPU's random generators (torch, Python, NumPy's global one), and `device`'s, from whole numbers.
+
+    Args:
+        entropy: equal on all ranks, so that what Python and NumPy draw, such as a coin for the batch, is as well.
+        stream: other ones make PyTorch draw other numbers; 0 those of a single process.
+        device: of this rank.
+    """
+    _seed_cpu(_seed_of(*entropy))
+    for generator in accelerators.generators(device or accelerators.CPU):
+        generator.manual_seed(_seed_of(*entropy, stream))
+
+
+def _seed_of(*entropy: int) -> int:
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
 
 
 def _seed_cpu(seed: int) -> None:

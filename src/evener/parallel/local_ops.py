@@ -33,6 +33,7 @@ from evener.parallel.op_context import LocalOp, OpContext
 from evener.parallel.redistribute import mover
 from evener.parallel.shared_statistics import shared_by, with_all_replicas
 from evener.system.accelerators import moved
+from evener.system.processor_draws import ProcessorDraws
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,17 @@ def _spread_out(d_core: Tensor | None, x: Tensor, strip: StripConvolution) -> Te
 
 def local_op(ctx: OpContext) -> LocalOp:
     """Return this rank's part of the operation of `ctx`, in the modes that are set around it."""
-    return _LOCAL_OPS[ctx.operation.kind](ctx)
+    run = _LOCAL_OPS[ctx.operation.kind](ctx)
+    is_random = ctx.call.is_random or isinstance(ctx.layer, nn.Dropout)
+    return run if ctx.mesh.draws_alike or not is_random else _drawn_on_processor(run)
+
+
+def _drawn_on_processor(run: LocalOp) -> LocalOp:
+    def drawn(inputs: Sequence[Tensor]) -> Tensor:
+        with ProcessorDraws():
+            return run(inputs)
+
+    return drawn
 
 
 def _call(ctx: OpContext) -> LocalOp:

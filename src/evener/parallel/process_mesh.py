@@ -19,12 +19,14 @@ class ProcessMesh:
         group: The ranks of this rank's replica, which together hold one model.
         arrangement: The arrangement of all ranks.
         index: Index of this rank's replica.
+        draws_alike: Whether equal seeds make the devices of all ranks draw equal random numbers.
     """
 
     world: Group
     group: Group
     arrangement: Arrangement
     index: int
+    draws_alike: bool = True
 
     @property
     def replica(self) -> Replica:
@@ -43,4 +45,6 @@ def form_process_mesh(world: Group, arrangement: Arrangement) -> ProcessMesh:
             group.traffic = world.traffic
             mine = group, index
     assert mine is not None
-    return ProcessMesh(world=world, group=mine[0], arrangement=arrangement, index=mine[1])
+    return ProcessMesh(
+        world=world, group=mine[0], arrangement=arrangement, index=mine[1], draws_alike=world.draws_alike()
+    )

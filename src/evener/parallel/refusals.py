@@ -155,10 +155,12 @@ class Pass(msgspec.Struct, frozen=True):
     random: str
 
     @classmethod
-    def of(cls, replica: int, samples: int, inputs: Sequence[Tensor], training: bool, is_random: bool) -> Pass:
-        """Describe what this rank is about to compute."""
+    def of(
+        cls, replica: int, samples: int, inputs: Sequence[Tensor], training: bool, draws_on: torch.device | None
+    ) -> Pass:
+        """Describe what this rank is about to compute; `draws_on` is the device that draws random numbers for it."""
         described = tuple((tuple(x.shape), str(x.dtype)) for x in inputs)
-        return cls(replica, samples, described, training, _random_state(inputs[0].device) if is_random else "")
+        return cls(replica, samples, described, training, _random_state(draws_on) if draws_on is not None else "")
 
 
 def gather_sample_counts(group: Group, local: Pass) -> list[int]:

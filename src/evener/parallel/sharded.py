@@ -46,6 +46,7 @@ from evener.parallel.refusals import (
 )
 from evener.parallel.shared_statistics import SharedNorms, uncounted
 from evener.records.errors import InvalidInput
+from evener.system.accelerators import CPU
 from evener.tracer.meta_model import on_meta
 
 
@@ -174,8 +175,10 @@ class ShardedModule(nn.Module):
         """
         group, index = (self.mesh.world if self.training else self.mesh.group), self.mesh.index
         samples = len(inputs[0]) if self._present else 0
+        draws_on = inputs[0].device if self.mesh.draws_alike else CPU
+        is_drawing = self._random and self.training
         counts = gather_sample_counts(
-            group, Pass.of(index, samples, inputs, self.training, self._random and self.training)
+            group, Pass.of(index, samples, inputs, self.training, draws_on if is_drawing else None)
         )
         if not self.training:
             counts, index = [samples], 0

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from evener.system.processor_draws import device_of, draw_on_processor
+
 _ALIKE = 1024
 """Draws of one kind and shape that start from one seed; a loop that waits for another number comes to an end."""
 _LARGEST_BATCH = 4096
@@ -29,10 +31,10 @@ Interval = tuple[int, int]
 class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode in which an operation draws the same random numbers for a sample in any part of the batch.
 
-    Neither the number of samples nor what was drawn before has an influence. A row of dimension 0 belongs to a sample
-    if there are as many rows as samples; of tensors of three dimensions, which may have time first, a row of the first
-    two. Samples draw differently. If the number of rows is another one, all rows draw the same numbers, since their
-    samples are unknown.
+    Neither the number of samples nor what was drawn before has an influence, nor has the device: the processor draws.
+    A row of dimension 0 belongs to a sample if there are as many rows as samples; of tensors of three dimensions, which
+    may have time first, a row of the first two. Samples draw differently. If the number of rows is another one, all
+    rows draw the same numbers, since their samples are unknown.
 
     Args:
         part: the part that is computed.
@@ -61,6 +63,14 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if self.is_paused or torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
+        if device_of(args, kwargs) is not None:
+            try:
+                return draw_on_processor(self._draw, func, args, kwargs)
+            except NotImplementedError:  # a fused operator of accelerators
+                pass
+        return self._draw(func, args, kwargs)
+
+    def _draw(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         lead, rest = _rows_of(func, args)
         if self.notes and len(self.shapes) < _MAX_SHAPES:
             self.shapes.add(() if func.overloadpacket.__name__ in _OF_LAST_DIM and not lead else (*lead, *rest))

@@ -156,7 +156,7 @@ class Loop:
     def one_step(self, step: int, loader: Loader) -> None:
         """Perform `step`, the loader's next, report it, and receive the reports of the step before."""
         self.session.begin_step(step)
-        seed_all(self._context.seed, step, self._model.rng_stream, device=self._group.device)
+        seed_all(self._context.seed, step, stream=self._model.rng_stream, device=self._group.device)
         result = self._step(loader)
         self.last = step
         self.session.end_step(step, result)

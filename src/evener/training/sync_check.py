@@ -82,7 +82,10 @@ class TaskProbe(Protocol):
         ...
 
     def draws_for_all(self, indices: NDArray[np.int64], /) -> bool:
-        """Return whether these samples and fewer of them draw the same numbers, such as one for a whole batch."""
+        """Return whether these samples and fewer of them draw the same numbers, such as one for a whole batch.
+
+        What the generators of Python and NumPy draw counts as such a number: it is unknown for which samples it is.
+        """
         ...
 
     def whole(self, batches: Sequence[NDArray[np.int64]], num_steps: int) -> list[StepArrays]:

@@ -14,6 +14,7 @@ from evener.agreements.layout import Flat
 from evener.ps.node.thin_backend import ThinBackend
 from evener.records.profile import Precision
 from evener.records.task import ThinTask
+from evener.system.global_draws import global_states
 from evener.training.array_differences import StepArrays
 
 _MIN_SAMPLES = 2
@@ -49,9 +50,14 @@ class ThinProbe:
                 return f"{f'layer {name}' if name else 'the model'} ({type(module).__name__})"
         return ""
 
-    def draws_for_all(self, _indices: NDArray[np.int64]) -> bool:
-        """See `TaskProbe`: a thin task draws for its samples."""
-        return False
+    def draws_for_all(self, indices: NDArray[np.int64]) -> bool:
+        """See `TaskProbe`: the thin engine draws for its samples."""
+        backend = self.backend()
+        inputs, targets = backend.batch(indices)
+        before = global_states()
+        with ad.no_grad(), self.drawing():
+            self._task.loss(backend.model.train()(inputs), targets)
+        return global_states() != before
 
     def whole(self, batches: Sequence[NDArray[np.int64]], num_steps: int) -> list[StepArrays]:
         """See `TaskProbe`."""

@@ -18,6 +18,7 @@ from evener.ps.node.torch_backend import TorchBackend, optimizer_of
 from evener.ps.node.torch_state import shared_state
 from evener.records.profile import Precision
 from evener.records.task import Task
+from evener.system.global_draws import global_states
 from evener.tracer.nested import call
 from evener.training.array_differences import Arrays, StepArrays, felt
 from evener.training.context import Arithmetic
@@ -67,7 +68,10 @@ class TorchProbe:
         for chosen in (indices, indices[:-1]):
             model, draws, (inputs, targets) = self._model().train(), SameDraws(), self._batch(chosen)
             with self._drawn(draws), torch.no_grad(), self._arithmetic.autocast():
+                before = global_states()
                 self._task.loss(call(model, inputs), targets)
+                if global_states() != before:
+                    return True
             shapes.append(draws.shapes)
         return bool(shapes[0] & shapes[1])
 

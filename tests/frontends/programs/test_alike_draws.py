@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn, overrides
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from evener.data.loader import seed_all
 from evener.frontends.programs.alike_draws import AlikeDraws
 from evener.records.errors import InvalidInput
 from support.refusals import refused
@@ -104,3 +106,41 @@ def test_program_modes_and_draws_exit_in_any_order() -> None:
     assert _modes() == [draws]
     draws.end()
     assert not _modes()
+
+
+def test_dropout_in_place_outside_of_models_drops_once() -> None:
+    with active(AlikeDraws(5, [])):
+        kept = F.dropout(torch.ones(4000), 0.5, inplace=True)
+    assert set(kept.tolist()) == {0.0, 2.0}  # twice would give 4
+
+
+def drawn_after_backward(seed: int, is_compared: bool) -> tuple[Tensor, Tensor]:
+    """Noise of a weight that a node draws after its backward pass, and noise of samples in the next batch."""
+    draws = AlikeDraws(seed, [], is_compared=is_compared)
+    torch.manual_seed(3)
+    with active(draws):
+        draws.is_after_backward = True
+        noise = torch.randn(3, 4)
+        draws.is_after_backward = False
+        return noise, torch.randn(2, 4)
+
+
+def test_draws_after_backward_are_shared_if_the_shapes_are_unknown() -> None:
+    (noise, own), (other, others_own) = (drawn_after_backward(seed, is_compared=False) for seed in (0, 1))
+    assert torch.equal(noise, other)
+    assert not torch.equal(own, others_own)
+    known = [drawn_after_backward(seed, is_compared=True)[0] for seed in (0, 1)]
+    assert not torch.equal(*known)  # such as noise for samples of a second loss
+
+
+def test_seeds_give_shared_draws_of_one_process_and_other_local_ones() -> None:
+    found = []
+    for rank in range(2):
+        draws = AlikeDraws(rank, [])
+        with active(draws):
+            draws.seed(7, 4, rank=rank)
+            found.append((torch.rand(1), torch.rand(5), random.random()))
+    seed_all(7, 4)
+    alone = torch.rand(1), random.random()
+    assert all(torch.equal(coin, alone[0]) and number == alone[1] for coin, _, number in found)
+    assert not torch.equal(found[0][1], found[1][1])

@@ -29,7 +29,7 @@ _MODULE = import_file(Path(BATCHES))
 KINDS, task = _MODULE.KINDS, _MODULE.task
 
 
-QUICK = ["count", "ratio", "miscounted", "sum", "stream"]
+QUICK = ["count", "ratio", "miscounted", "sum", "coin", "stream"]
 
 
 def rank_of_all(env: RankEnvironment, work: tuple[str, str, list[str]]) -> None:

@@ -164,7 +164,7 @@ class BatchTraining:
         steps = self._run.steps
         self.model.train()
         for batch in self._batches:
-            seed_all(self._config.seed, steps.number, self._run.rank, device=self._run.device)
+            self._run.seed_draws(self._config.seed, steps.number)
             self._update(self._placed(batch))
             if self._scheduler is not None and not self._follows_validation:
                 with noting("scheduler, at its step"):

@@ -222,7 +222,8 @@ class DividedPass:
 
     def __init__(self, model: nn.Module, group: Group, arrangement: Arrangement, inputs: Sequence[Tensor]) -> None:
         self._model, self._group = model, group
-        self._sharded = ShardedModule(model, ProcessMesh(group, group, arrangement, 0), inputs)
+        mesh = ProcessMesh(group, group, arrangement, 0, draws_alike=group.draws_alike())
+        self._sharded = ShardedModule(model, mesh, inputs)
         self._shards = self._sharded.state_shards()
         self.sums = self._sharded.sums
         divided = [held for held in self._sharded.held().parameters if held.route is not None]

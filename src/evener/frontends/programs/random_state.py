@@ -23,13 +23,19 @@ from evener.system import accelerators
 
 
 def take_leaders_state(group: Group, topic: str = "") -> None:
-    """Copy the leader's states of the CPU generators (torch, Python, NumPy); every rank calls this."""
-    state = decode_msgpack(group.broadcast(_state(), topic))
+    """Copy the leader's states of the CPU generators (torch, Python, NumPy); every rank calls this.
+
+    The state of an accelerator's generator is copied as well by ranks with the same model of accelerator.
+    """
+    state = decode_msgpack(group.broadcast(_state(group.device) if group.is_leader else b"", topic))
     torch.set_rng_state(torch.frombuffer(bytearray(state[0]), dtype=torch.uint8))
     version, numbers, gauss = state[1]
     random.setstate((version, tuple(numbers), gauss))
     name, keys, *rest = state[2]
     np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), *rest))
+    for generator, (model, numbers) in zip(accelerators.generators(group.device)[1:], state[3], strict=False):
+        if model == accelerators.model_and_units(group.device)[0]:
+            generator.set_state(torch.frombuffer(bytearray(numbers), dtype=torch.uint8))
 
 
 class OwnDraws:
@@ -72,7 +78,9 @@ class OwnDraws:
         self._own = []
 
 
-def _state() -> bytes:
+def _state(device: torch.device) -> bytes:
     name, keys, *rest = np.random.get_state()
     numbers = np.asarray(keys, dtype=np.uint32).tobytes()
-    return msgspec.msgpack.encode((torch.get_rng_state().numpy().tobytes(), random.getstate(), (name, numbers, *rest)))
+    processor, *others = (one.get_state().numpy().tobytes() for one in accelerators.generators(device))
+    others_by_model = [(accelerators.model_and_units(device)[0], one) for one in others]
+    return msgspec.msgpack.encode((processor, random.getstate(), (name, numbers, *rest), others_by_model))

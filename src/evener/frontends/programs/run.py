@@ -34,6 +34,7 @@ from evener.comm import message_topics
 from evener.comm.group import Group
 from evener.data.alike import require_alike
 from evener.data.fingerprint import print_of
+from evener.data.loader import seed_all
 from evener.frontends.programs.alike_draws import AlikeDraws
 from evener.frontends.programs.batch_lookup import HandedBatch
 from evener.frontends.programs.batch_parts import BatchPart, Count, OpenParts, cut_rows, require_count, rows_of
@@ -110,7 +111,6 @@ class Run:
         self._is_last_epoch = False
         self._norm_passes = 0
         self._thread, self._has_threads = threading.get_ident(), False
-        self._alike_draws: AlikeDraws | None = None
         self._current: HandedBatch | None = None
         self._is_stepped = False
         self._passes: set[object] = set()
@@ -165,6 +165,13 @@ class Run:
             take_leaders_state(self.group, message_topics.epoch(index))
             self._has_own_draws = False
 
+    def seed_draws(self, *entropy: int) -> None:
+        """Seed the random numbers of this node's samples, and those for the whole batch as in one process."""
+        if self._work.alike_draws is None:
+            seed_all(*entropy, stream=self.rank, device=self.device)
+        else:
+            self._work.alike_draws.seed(*entropy, rank=self.rank)
+
     def begin_evaluation(self) -> None:
         """Begin an evaluation between two epochs: sums in it are not of the training batches before."""
         self._parts.forget_training()
@@ -186,7 +193,7 @@ class Run:
         self._sharing = True
         self.loading(self)
         small = self._small(self)
-        if self._alike_draws is not None:
+        if self._work.alike_draws is not None:
             take_leaders_state(self.group)
         if small is not None:
             batch = cut_rows(batch, BatchPart(first=0, samples=0, total=0, loaded=small), dim)
@@ -287,8 +294,8 @@ class Run:
         self.steps.loss_graphs.end()
         if sentence := self._unprepared.end(self.group):
             self.steps.tell([Event(step=self.steps.number, kind="differs", message=sentence)])
-        if self._alike_draws is not None:
-            self._alike_draws.end()
+        if self._work.alike_draws is not None:
+            self._work.alike_draws.end()
         return self.steps.finish(self._config.started, **{"task": self._config.script.stem, **fields})
 
     def _prepared(self, thing: Any, count: Count) -> Any:
@@ -318,7 +325,7 @@ class Run:
     @property
     def draws_alike(self) -> bool:
         """Whether all ranks copy the random state of the first rank before every batch."""
-        return self._work.draws_alike or self._alike_draws is not None
+        return self._work.draws_alike or self._work.alike_draws is not None
 
     @property
     def loads_alike(self) -> bool:
@@ -536,12 +543,23 @@ class Run:
     def _draw_alike(self) -> None:
         """Synchronise the program's shared random numbers on all nodes, if it has any."""
         shapes = self.equivalence_check.shared_draws
-        if self.equivalence_check.replica is not None or self._work.draws_alike:
+        if self.equivalence_check.replica is not None or self._work.alike_draws is not None:
             return
-        if self._alike_draws is None and (shapes or self.group.has_accelerators):  # whose draws are unknown
-            take_leaders_state(self.group)
-            self._alike_draws = AlikeDraws(secrets.randbits(62), shapes, self._whole_models())
-            self._alike_draws.begin()
+        shares_all, draws_alike = self._work.draws_alike, self.group.draws_alike()
+        if shares_all and draws_alike:  # their generators are in the same states
+            return
+        if not shares_all and not shapes and not self.group.has_accelerators:  # whose draws may be unknown
+            return
+        take_leaders_state(self.group)
+        self._work.alike_draws = AlikeDraws(
+            secrets.randbits(62),
+            None if shares_all else shapes,
+            () if shares_all else self._whole_models(),
+            device=self.device,
+            on_processor=not draws_alike,
+            is_compared=self.equivalence_check.check is not None,
+        )
+        self._work.alike_draws.begin()
 
     def _compute(self, owner: object, part: BatchPart, batch: Any, count: Count) -> Any:
         """Begin to compute `part`."""
@@ -564,7 +582,7 @@ class Run:
         elif self.is_training():
             if not self._following.is_delayed:
                 self.steps.begin(owner, part, self.equivalence_check.check)
-            if self.size > 1 and not self._has_own_draws and self._alike_draws is None:
+            if self.size > 1 and not self._has_own_draws and self._work.alike_draws is None:
                 self._work.begin_draws()
                 self._has_own_draws = True
         self.group.timer.resume("fb")

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from evener.comm.group import Group
 from evener.data.alike import require_alike
 from evener.data.fingerprint import print_of
+from evener.frontends.programs.alike_draws import AlikeDraws
 from evener.frontends.programs.batch_parts import BatchPart, Count, OpenParts, part_of, weight_of
 from evener.frontends.programs.layer_gradients import Means
 from evener.frontends.programs.prepared import PreparedModel
@@ -66,9 +67,11 @@ class WorkDivision(Protocol):
 
     Attributes:
         draws_alike: whether all ranks draw the same random numbers, as they load the same samples.
+        alike_draws: shares some or all draws, once it is active.
     """
 
     draws_alike: bool
+    alike_draws: AlikeDraws | None
 
     def prepared(self, model: nn.Module) -> Prepared:
         """Return `model`, prepared on all ranks."""
@@ -118,6 +121,7 @@ class BatchDivision:
     ) -> None:
         self._group, self._parts, self._patience, self._step = group, parts, patience, step
         self._draws = OwnDraws(group)
+        self.alike_draws: AlikeDraws | None = None
         self._undivided = undivided
 
     def prepared(self, model: nn.Module) -> Prepared:
@@ -141,11 +145,17 @@ class BatchDivision:
 
     def draw_alike(self) -> None:
         """Switch to random numbers that all ranks share."""
-        self._draws.leave()
+        if self.alike_draws is not None:
+            self.alike_draws.is_after_backward = True
+        else:
+            self._draws.leave()
 
     def draw_own(self) -> None:
         """Switch to local random numbers."""
-        self._draws.resume()
+        if self.alike_draws is not None:
+            self.alike_draws.is_after_backward = False
+        else:
+            self._draws.resume()
 
     def sum(self, value: Any) -> Any:
         """Return the sum of every rank's `value`."""
@@ -179,6 +189,7 @@ class LayerDivision:
 
     def __init__(self, group: Group, arrangement: Arrangement, tell: Callable[[str], None], parts: OpenParts) -> None:
         self._group, self._arrangement, self._tell, self._parts = group, arrangement, tell, parts
+        self.alike_draws: AlikeDraws | None = None
 
     def prepared(self, model: nn.Module) -> Prepared:
         """Return `model`, prepared on all ranks."""

@@ -344,7 +344,7 @@ class DistributedModel(nn.Module):
         if self._generations is not None and self._generations.batch == self.done:
             self._keep()
         completes = self.gradients is not None and self.gradients.begin(part.step - 1)
-        seed_all(self._trainer.args.seed, part.step, self._group.rank, device=self._group.device)
+        seed_all(self._trainer.args.seed, part.step, stream=self._group.rank, device=self._group.device)
         loss, parts = self._outputs(batch, len(part.indices) > 0)
         with torch.autocast(self._group.device.type, enabled=False):
             self._trainer.scaler.scale(loss.sum()).backward()
