@@ -140,6 +140,13 @@ for layer in (nn.LSTM, nn.GRU):
         results.append([value.grad.cpu().clone() for value in model.parameters()])
     assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(*results))
 
+# parameters keep their hooks when a model does not move
+for device in (cpu, here):
+    layer, seen = nn.Linear(2, 1).to(device), []
+    layer.weight.register_post_accumulate_grad_hook(seen.append)
+    layer.to(device, torch.float64)(torch.ones(3, 2, dtype=torch.float64).to(device)).sum().backward()
+    assert len(seen) == 1
+
 # tensors of two devices, and a lost device
 for wrong in (lambda: torch.ones(2) + torch.ones(2, device=here), lambda: model(x)):
     try:

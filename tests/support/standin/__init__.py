@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
 NAME = "standin"
@@ -65,20 +65,29 @@ def load() -> Any:
 
 
 def _with_parameters_kept(apply: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Let a model's parameters stay the same objects when it moves to a device, as PyTorch lets them on a GPU."""
+    """Let a model's parameters stay the same objects when it moves to a device, as PyTorch lets them on a GPU.
+
+    PyTorch then swaps their contents, and with these their hooks. So a model that does not move is left to PyTorch.
+    """
 
     @wraps(apply)
-    def kept(*arguments: Any, **named: Any) -> nn.Module:
+    def kept(module: nn.Module, convert: Callable[[Tensor], Tensor], *arguments: Any, **named: Any) -> nn.Module:
         if torch.is_inference_mode_enabled():  # its tensors cannot be trained later
-            return apply(*arguments, **named)
+            return apply(module, convert, *arguments, **named)
         before = torch.__future__.get_swap_module_params_on_conversion()
-        torch.__future__.set_swap_module_params_on_conversion(True)
+        torch.__future__.set_swap_module_params_on_conversion(before or _moves(module, convert))
         try:
-            return apply(*arguments, **named)
+            return apply(module, convert, *arguments, **named)
         finally:
             torch.__future__.set_swap_module_params_on_conversion(before)
 
     return kept
+
+
+def _moves(module: nn.Module, convert: Callable[[Tensor], Tensor]) -> bool:
+    """Whether `convert` moves parameters of `module` to another kind of device."""
+    devices = {(one.device, one.dtype) for one in module.parameters()}
+    return any(convert(torch.empty(0, device=on, dtype=dtype)).device.type != on.type for on, dtype in devices)
 
 
 def _device_module(library: Any) -> types.ModuleType:
