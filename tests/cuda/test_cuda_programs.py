@@ -98,6 +98,69 @@ def test_check_on_cpus_writes_no_files_of_the_program(tmp_path: Path) -> None:
     assert (tmp_path / "ended").read_text() == "once"
 
 
+RESUMED = """
+import sys, evener, torch
+from pathlib import Path
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+if __name__ == "__main__":
+    file, order, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    torch.manual_seed(3)
+    run = evener.join()
+    rows = TensorDataset(torch.randn(48, 6).double(), torch.randn(48, 1).double())
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    scale = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    weights = [*model.parameters(), scale] if order == "outside" else model.parameters()
+    momentum = {"momentum": 0.9} if name == "SGD" else {}
+    optimizer = getattr(torch.optim, name)(weights, lr=0.05, **momentum)
+    if file.exists():
+        saved = torch.load(file)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        scale.data = saved["scale"]
+    if order == "before":
+        optimizer = run.prepare(optimizer)
+        model = run.prepare(model)
+    else:
+        model, optimizer = run.prepare(model, optimizer)
+    loader = run.prepare(DataLoader(rows, batch_size=12, shuffle=True))
+    for inputs, targets in loader:
+        inputs, targets = inputs.to(run.device), targets.to(run.device)
+        optimizer.zero_grad()
+        outputs = model(inputs) * scale if order == "outside" else model(inputs)
+        (outputs - targets).square().mean().backward()
+        optimizer.step()
+    if name == "Adam":
+        assert all(state["step"].device.type == "cpu" for state in optimizer.state.values())
+    if run.leader:
+        saved = {"model": run.state(model), "optimizer": optimizer.state_dict(), "scale": scale.detach()}
+        torch.save(torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, saved), file)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("on", "name", "order", "words"),
+    [
+        (("gpu",), "SGD", "after", ()),
+        (("gpu", "other"), "SGD", "after", ("--strategy", "filter")),
+        (("gpu", "other"), "Adam", "before", ()),
+        (("gpu", "other"), "Adam", "outside", ()),
+    ],
+)
+def test_optimizer_state_that_was_loaded_first_follows_the_weights(
+    tmp_path: Path, on: tuple[str, ...], name: str, order: str, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "program.py").write_text(RESUMED)
+    where = devices(*on).replace("other", OTHER)
+    for file, typed in (("alone", ("--devices", "cpu")), ("there", ("--devices", where, *words))):
+        for _ in range(2):
+            ran = evener("run", *typed, "program.py", file, order, name, cwd=tmp_path, timeout=200)
+            assert ran.returncode == 0, ran.stderr
+    alone, there = (torch.load(tmp_path / file)["model"] for file in ("alone", "there"))
+    assert max(float((alone[key] - there[key]).abs().max()) for key in alone) < 1e-9
+
+
 BATCHES = """
 import torch
 from torch import nn

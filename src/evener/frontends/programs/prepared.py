@@ -3,12 +3,14 @@
 agreed_model        the leader's weights on all ranks
 PreparedModel       an agreed model with norms over all samples, and complete gradients after `backward()`
 PreparedOptimizer   reports when an update begins and ends; the loss of a closure is that of the whole batch
+move_state          an optimizer's state on the devices of its weights
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
@@ -25,6 +27,7 @@ from evener.parallel.norm_statistics import LayerStatistics
 from evener.parallel.refusals import refuse_lazy
 from evener.parallel.shared_statistics import SharedNorms, for_all_channels
 from evener.records.errors import InvalidInput
+from evener.tracer.nested import map_tensors, tensors_in
 
 _JOINED = (
     "the last batch has fewer samples than there are nodes and was put together with the one before it, as in an "
@@ -193,6 +196,22 @@ class PreparedOptimizer:
             return loss if loss is None else self._run.mean(loss)
 
         return whole
+
+
+def move_state(optimizer: Optimizer) -> None:
+    """Move an optimizer's state to the devices of its weights, where `load_state_dict` puts it.
+
+    The weights may have moved since the state was loaded. PyTorch keeps the number of steps on the processor, unless
+    the optimizer computes with it on the device.
+    """
+    for group in optimizer.param_groups:
+        has_steps_on_device = group.get("capturable") or group.get("fused")
+        for weight in group["params"]:
+            state = optimizer.state.get(weight)
+            for name, value in state.items() if isinstance(state, dict) else ():
+                is_elsewhere = any(tensor.device != weight.device for tensor in tensors_in(value))
+                if is_elsewhere and (name != "step" or has_steps_on_device):
+                    state[name] = map_tensors(value, partial(Tensor.to, device=weight.device))
 
 
 def rate_of(optimizer: Optimizer) -> float:

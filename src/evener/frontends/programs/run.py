@@ -42,7 +42,7 @@ from evener.frontends.programs.batch_tracking import BatchFollowing
 from evener.frontends.programs.divided_loader import DividedLoader, require_same_size
 from evener.frontends.programs.equivalence_check import EquivalenceCheck
 from evener.frontends.programs.options import ScriptConfig
-from evener.frontends.programs.prepared import PreparedOptimizer
+from evener.frontends.programs.prepared import PreparedOptimizer, move_state
 from evener.frontends.programs.random_state import take_leaders_state
 from evener.frontends.programs.steps import Steps, refuse_outside
 from evener.frontends.programs.totals import mean_like, numbers_of, total_of
@@ -139,6 +139,7 @@ class Run:
         require_count(count)
         self._has_prepared |= bool(things)
         made = things if self._is_alone else tuple(self._prepared(thing, count) for thing in things)
+        self._move_states()
         return made[0] if len(made) == 1 else made
 
     def epochs(self, rounds: int | Iterable[Any]) -> Iterator[Any]:
@@ -463,6 +464,12 @@ class Run:
         outside = [weight for weight in added_weights(weights, self._models) if id(weight) not in held]
         if outside and self._divides_batches:
             self._models.append(self._work.prepared(nn.ParameterList(outside)))
+            self._move_states()
+
+    def _move_states(self) -> None:
+        """Move the state of all optimizers to the devices of their weights, which `prepare` may have moved."""
+        for optimizer in self.steps.optimizers:
+            move_state(optimizer)
 
     @property
     def _has_divided(self) -> bool:
