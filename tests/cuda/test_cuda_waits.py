@@ -50,8 +50,10 @@ if __name__ == "__main__":
         optimizer.zero_grad()
         outputs = model(inputs)
         note_waits(outputs.device)
-        nn.functional.cross_entropy(outputs, targets).backward()
+        loss = nn.functional.cross_entropy(outputs, targets)
+        loss.backward()
         optimizer.step()
+        {after}
 """
 OTHER = "standin:1"
 
@@ -97,6 +99,7 @@ def waits_of_a_step(file: Path) -> float:
         (f"{DEVICE},{OTHER}", ("--shares", "2,1", "--strategy", "sharded")),
         (f"{DEVICE},{OTHER}", ("--shares", "2,1", "--strategy", "spatial")),
         (f"{DEVICE},{OTHER}", ("--strategy", "pipeline", "--micro-batches", "1")),
+        (f"{DEVICE},{OTHER}", ("--shares", "2,1", "--option", "unused=20")),
     ),
     ids=lambda value: value if isinstance(value, str) else "".join(value),
 )
@@ -109,10 +112,19 @@ def test_task_waits_once_more_than_the_plain_loop(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on", [DEVICE, f"{DEVICE},{OTHER}"])
-def test_program_waits_once_more_than_the_plain_loop(tmp_path: Path, file: Path, plain: float, on: str) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM.format(folder=str(Path(TINY).parent)))
-    ran = evener("run", "--devices", on, "program.py", cwd=tmp_path, timeout=200)
+@pytest.mark.parametrize(
+    ("on", "code", "after", "words"),
+    [
+        (DEVICE, PROGRAM, "", ()),
+        (f"{DEVICE},{OTHER}", PROGRAM, "", ()),
+    ],
+    ids=["one device", "two devices"],
+)
+def test_program_waits_once_more_than_the_plain_loop(
+    tmp_path: Path, file: Path, plain: float, on: str, code: str, after: str, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "program.py").write_text(code.format(folder=str(Path(TINY).parent), after=after))
+    ran = evener("run", "--devices", on, *words, "program.py", cwd=tmp_path, timeout=200)
     assert ran.returncode == 0, ran.stderr
     assert waits_of_a_step(file) <= plain + 1
 

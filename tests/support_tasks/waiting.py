@@ -26,11 +26,24 @@ def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs, targets)
 
 
-def task(norm: bool = True) -> Task:
-    """A task, with BatchNorm or without."""
+class PartlyUsed(nn.Module):
+    """A network beside `count` weights that it does not use."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.network = model(norm=False)
+        self.unused = nn.ParameterList(nn.Parameter(torch.ones(3)) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.network(x)
+        return outputs
+
+
+def task(norm: bool = True, unused: int = 0) -> Task:
+    """A task, with BatchNorm or without, or without it and with `unused` weights."""
     return Task(
         name="waiting",
-        model=lambda: model(norm=norm),
+        model=lambda: PartlyUsed(unused) if unused else model(norm=norm),
         loss=loss,
         train_data=lambda: data(BATCH * STEPS, 1),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),

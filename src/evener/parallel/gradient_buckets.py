@@ -2,6 +2,7 @@
 
     GradientBucket   whole weights of all ranks, in one all-reduce
     ShardedBucket    parts of weights that some rank of every replica has
+    complete_unused  completes weights of buckets that this rank has not used
     last_bucket      the bucket for the next weight
     flagged_buckets  all buckets of weights that each rank may or may not use
 
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from itertools import compress
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,20 @@ BUCKET_BYTES = 25 * 2**20
 """Largest size of a bucket."""
 
 
+class _Unused(NamedTuple):
+    """A weight without a gradient on this rank.
+
+    Attributes:
+        weight: without a gradient.
+        total: the sum of all ranks' gradients.
+        sign: not zero if a rank has a gradient.
+    """
+
+    weight: nn.Parameter
+    total: Tensor
+    sign: Tensor
+
+
 class GradientBucket:
     """Reduces the gradients of some weights in one all-reduce over `group`.
 
@@ -37,6 +53,7 @@ class GradientBucket:
 
     def __init__(self, group: Group, flagged: bool = False, averaged: bool = False) -> None:
         self.weights: list[nn.Parameter] = []
+        self.unused: list[_Unused] = []
         self.nbytes = 0
         self._group, self._flagged, self._averaged = group, flagged, averaged
         self._factors: list[float] = []
@@ -66,14 +83,18 @@ class GradientBucket:
         self._wait, self._flat = None, torch.empty(0)
 
     def finish(self) -> None:
-        """Wait for the sum, and set every weight's gradient to its part of it."""
+        """Wait for the sum, and set the gradients of weights that have one to their parts of it."""
         assert self._wait is not None
         self._wait()
+        self.unused.clear()  # of a step that was broken off
         number = len(self.weights) if self._flagged else 0
         *parts, flags = torch.split(self._flat, [*(weight.numel() for weight in self.weights), number])
         for index, (weight, part) in enumerate(zip(self.weights, parts, strict=True)):
-            if weight.grad is not None or (flags[index] if self._flagged else part).any():
-                _complete(weight, part.view_as(weight))
+            total = part.view_as(weight)
+            if weight.grad is not None:
+                _complete(weight, total)
+            else:
+                self.unused.append(_Unused(weight, total, flags[index] if self._flagged else total))
         self.forget()
 
 
@@ -86,6 +107,7 @@ class ShardedBucket:
 
     def __init__(self, group: Group) -> None:
         self.weights: list[nn.Parameter] = []
+        self.unused: list[_Unused] = []
         self.nbytes = 0
         self._group = group
         self._routes: list[Route] = []
@@ -104,9 +126,23 @@ class ShardedBucket:
         sums = self._exchange.all_gather(
             self._exchange.reduce_scatter([_dense_gradient(weight) for weight in self.weights])
         )
+        self.unused.clear()
         for weight, total in zip(self.weights, sums, strict=True):
-            if weight.grad is not None or total.any():
+            if weight.grad is not None:
                 weight.grad = total
+            else:
+                self.unused.append(_Unused(weight, total, total))
+
+
+def complete_unused(buckets: Sequence[GradientBucket | ShardedBucket]) -> None:
+    """Set the gradients of weights that only other ranks have used; read once from the device for all `buckets`."""
+    unused = [one for bucket in buckets for one in bucket.unused]
+    if unused:
+        are_used = torch.stack([one.sign.any() for one in unused]).tolist()
+        for one in compress(unused, are_used):
+            one.weight.grad = one.total
+    for bucket in buckets:
+        bucket.unused.clear()
 
 
 _B = TypeVar("_B", GradientBucket, ShardedBucket)
@@ -177,3 +213,4 @@ def sum_over(group: Group, weights: Sequence[nn.Parameter]) -> None:
         with group.waiting("gradients"):
             bucket.start()
             bucket.finish()
+            complete_unused([bucket])

@@ -32,6 +32,7 @@ from evener.parallel.gradient_buckets import (
     BUCKET_BYTES,
     GradientBucket,
     ShardedBucket,
+    complete_unused,
     flagged_buckets,
     last_bucket,
     sum_over,
@@ -132,6 +133,7 @@ class BucketSums:
                 bucket.finish()
         for divided in self._divided:
             divided.sum()
+        complete_unused([*self._buckets, *self._divided])
 
 
 def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
