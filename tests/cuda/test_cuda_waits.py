@@ -117,8 +117,9 @@ def test_task_waits_once_more_than_the_plain_loop(
     [
         (DEVICE, PROGRAM, "", ()),
         (f"{DEVICE},{OTHER}", PROGRAM, "", ()),
+        (f"{DEVICE},{OTHER}", PROGRAM, "", ("--strategy", "filter")),
     ],
-    ids=["one device", "two devices"],
+    ids=["one device", "two devices", "layers"],
 )
 def test_program_waits_once_more_than_the_plain_loop(
     tmp_path: Path, file: Path, plain: float, on: str, code: str, after: str, words: tuple[str, ...]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from types import MethodType
 from typing import Any
 
@@ -32,6 +33,7 @@ from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.redistribute import mover, part_of, regions
 from evener.parallel.sharded import ShardedModule
 from evener.records.errors import InvalidInput
+from evener.system import accelerators
 from evener.tracer.nested import tensors_in
 from evener.training.differences import as_real
 
@@ -243,8 +245,9 @@ class DividedPass:
     def __call__(self, inputs: Sequence[Tensor]) -> Any:
         """Return the model's outputs for whole inputs, whole on every rank."""
         self._take_state()
+        before = {name: (buffer, buffer._version) for name, buffer in self._sharded.part.named_buffers()}
         outputs = self._sharded(*(self._of_all(x) if x.requires_grad else x for x in inputs))
-        self._give_buffers()
+        self._give_buffers(before)
         return outputs
 
     def give_gradients(self) -> bool:
@@ -272,19 +275,30 @@ class DividedPass:
     @torch.no_grad()
     def _take_state(self) -> None:
         local, whole = self._sharded.part.state_dict(), self._model.state_dict()
-        for name, shard in self._shards.items():
-            part = part_of(whole[name], shard.layout.region(self._group.rank, shard.shape))
-            if not torch.equal(local[name], part):  # a copy would invalidate what an earlier pass saved for backward
-                local[name].copy_(part)
+        pairs = [
+            (local[name], part_of(whole[name], shard.layout.region(self._group.rank, shard.shape)))
+            for name, shard in self._shards.items()
+        ]
+        for own, part in compress(pairs, _differ(pairs)):  # a copy would invalidate what an earlier pass saved
+            own.copy_(part)
 
     @torch.no_grad()
-    def _give_buffers(self) -> None:
+    def _give_buffers(self, before: Mapping[str, tuple[Tensor, int]]) -> None:
+        """Copy buffers to the model, which had these objects and versions `before` the pass.
+
+        Autograd checks versions. As in one process, only operations in place give a buffer a new one, while kernels
+        change statistics of norms without.
+        """
         buffers = dict(self._sharded.part.named_buffers())
+        changed = {
+            name
+            for name, one in buffers.items()
+            if name not in before or before[name][0] is not one or before[name][1] != one._version
+        }
         gathered = self._statistics.of([buffers[name] for name in self._buffers])
         buffers |= dict(zip(self._buffers, gathered, strict=True))
         for name, buffer in self._model.named_buffers():
-            if not torch.equal(buffer, buffers[name]):
-                buffer.copy_(buffers[name])
+            (buffer if name in changed else buffer.data).copy_(buffers[name])
 
 
 class _Gathering:
@@ -314,6 +328,14 @@ class _Gathering:
             for i, whole in zip(chosen, self._exchanges[dtype].all_gather(blocks), strict=True):
                 gathered[i] = whole
         return gathered
+
+
+def _differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
+    """Return of each pair of tensors, all on one device, whether they differ; wait for the device once."""
+    if not pairs or not accelerators.is_accelerator(pairs[0][0].device):
+        return [not torch.equal(first, second) for first, second in pairs]
+    differ: list[bool] = torch.stack([(first != second).any() for first, second in pairs]).tolist()
+    return differ
 
 
 def _to_all(layout: Layout, shape: Shape, size: int) -> Route:
