@@ -55,6 +55,24 @@ if __name__ == "__main__":
         optimizer.step()
         {after}
 """
+SHARING = """
+import sys, evener, torch
+sys.path.insert(0, {folder!r})
+from waiting import data, model as network, note_waits
+from torch import nn
+if __name__ == "__main__":
+    run = evener.join()
+    model, (inputs, targets) = network(), (one.to(run.device) for one in data(300, 1).tensors)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer = run.prepare(model, optimizer)
+    for batch in zip(inputs.split(10), targets.split(10)):
+        x, y = run.share(batch)
+        optimizer.zero_grad()
+        outputs = model(x)
+        note_waits(outputs.device)
+        nn.functional.cross_entropy(outputs, y).backward()
+        optimizer.step()
+"""
 OTHER = "standin:1"
 
 
@@ -118,8 +136,9 @@ def test_task_waits_once_more_than_the_plain_loop(
         (DEVICE, PROGRAM, "", ()),
         (f"{DEVICE},{OTHER}", PROGRAM, "", ()),
         (f"{DEVICE},{OTHER}", PROGRAM, "", ("--strategy", "filter")),
+        (f"{DEVICE},{OTHER}", SHARING, "", ()),
     ],
-    ids=["one device", "two devices", "layers"],
+    ids=["one device", "two devices", "layers", "share"],
 )
 def test_program_waits_once_more_than_the_plain_loop(
     tmp_path: Path, file: Path, plain: float, on: str, code: str, after: str, words: tuple[str, ...]

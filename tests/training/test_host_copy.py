@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evener.system.accelerators import HostCopy
+from evener.system.accelerators import HostCopy, on_host
 from support import standin
 from support.accelerator import DEVICE, needs_device
 
@@ -33,6 +33,16 @@ def test_copy_does_not_wait_for_the_device() -> None:
     copy = HostCopy(value)
     assert standin.load().waits_of_thread() == before
     assert copy.read() == 2.0
+
+
+@needs_device
+@pytest.mark.skipif(not DEVICE.startswith("standin"), reason="needs a device that counts waits")
+def test_tensors_arrive_on_the_host_after_one_wait() -> None:
+    tensors = [torch.arange(3.0, device=DEVICE), torch.ones(2), torch.arange(4, device=DEVICE)]
+    before = standin.load().waits_of_thread()
+    copies = on_host(tensors)
+    assert standin.load().waits_of_thread() == before + 1
+    assert [copy.tolist() for copy in copies] == [[0, 1, 2], [1, 1], [0, 1, 2, 3]]
 
 
 @needs_device

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from evener.system.accelerators import on_host
 from evener.tracer.nested import values_in
 
 _ROW = 2**14
@@ -117,10 +118,13 @@ def _finite(numbers: Tensor) -> Tensor:
 
 def _all_numbers(value: Any) -> Iterator[Tensor]:
     """Yield the numbers of each item of a nested value, shape (N,), as int64 or as floats."""
+    items: list[Any] = []
     for item in values_in(value):
+        items += _dense(item.detach()) if isinstance(item, Tensor) else [item]
+    copies = iter(on_host([item for item in items if isinstance(item, Tensor)]))
+    for item in items:
         if isinstance(item, Tensor):
-            for part in _dense(item.detach()):
-                yield _as_numbers(part.cpu().flatten())
+            yield _as_numbers(next(copies).flatten())
         elif isinstance(item, str | bytes):
             yield torch.tensor([zlib.crc32(item.encode(errors="surrogatepass") if isinstance(item, str) else item)])
         else:

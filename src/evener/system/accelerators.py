@@ -131,6 +131,16 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
+def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return `tensors` in main memory; wait once for each device that has some of them."""
+    copies = [tensor.detach().to(CPU, non_blocking=True) for tensor in tensors]  # into pinned memory
+    for device in dict.fromkeys(tensor.device for tensor in tensors):
+        event = marked(device, timed=False)
+        if event is not None:
+            event.synchronize()
+    return copies
+
+
 @cache
 def has_float64(device: torch.device) -> bool:
     """Return whether `device` computes in double precision: GPUs of Apple, and some of Intel, do not."""

@@ -117,7 +117,8 @@ class PreparedLayers:
 
     def _require_same(self, inputs: Sequence[Tensor]) -> None:
         """Raise InvalidInput unless all ranks have the same tensors, except for rounding."""
-        numbers = [as_real(x.detach().cpu()).nan_to_num(0.0, 0.0, 0.0) for x in inputs if _has_fractions(x)]
+        inputs = accelerators.on_host(inputs)
+        numbers = [as_real(x).nan_to_num(0.0, 0.0, 0.0) for x in inputs if _has_fractions(x)]
         size = sum(float(x.abs().sum(dtype=torch.float64)) for x in numbers)
         prints, sizes = rows_of_ranks(self._group, [print_of(inputs), size]).T
         if abs(prints - prints[0]).max() > _ALIKE * (sizes.max() or 1.0):
