@@ -136,9 +136,10 @@ def test_task_waits_once_more_than_the_plain_loop(
         (DEVICE, PROGRAM, "", ()),
         (f"{DEVICE},{OTHER}", PROGRAM, "", ()),
         (f"{DEVICE},{OTHER}", PROGRAM, "", ("--strategy", "filter")),
+        (f"{DEVICE},{OTHER}", PROGRAM, "run.mean(loss)", ()),
         (f"{DEVICE},{OTHER}", SHARING, "", ()),
     ],
-    ids=["one device", "two devices", "layers", "share"],
+    ids=["one device", "two devices", "layers", "mean", "share"],
 )
 def test_program_waits_once_more_than_the_plain_loop(
     tmp_path: Path, file: Path, plain: float, on: str, code: str, after: str, words: tuple[str, ...]

@@ -217,8 +217,8 @@ class Run:
                 raise InvalidInput(_LOADER_NOT_TAKEN)
             refuse_outside(self._parts.are_any, bool(self._loaders) or self._sharing, "run.mean")
             self._parts.require_clear("run.mean", is_training=self.is_training())
-        weight = self._parts.weight() / self.group.size
-        numbers = numbers_of(value) * weight if weight else np.zeros_like(numbers_of(value))
+        weight, numbers = self._parts.weight() / self.group.size, numbers_of(value)
+        numbers = numbers * weight if weight else np.zeros_like(numbers)
         if numbers.size == 1:
             self.steps.tell_loss(float(numbers.sum()))
         return mean_like(value, total_of(self.group, "mean", numbers, self._env.patience))

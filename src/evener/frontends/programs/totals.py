@@ -71,12 +71,12 @@ def mean_like(value: Any, numbers: Any) -> Any:
     """Convert `numbers` to a tensor if `value` is one, else to plain numbers."""
     if isinstance(value, Tensor):
         dtype = value.dtype if value.is_floating_point() else accelerators.widest(value.device)
-        return torch.as_tensor(numbers, dtype=dtype, device=value.device)
+        return accelerators.moved(torch.as_tensor(numbers, dtype=dtype), value.device)
     return numbers if isinstance(value, np.ndarray) else float(numbers)
 
 
 def sum_like(value: Any, numbers: Any) -> Any:
     """Convert `numbers` to the type of `value`."""
     if isinstance(value, Tensor):
-        return torch.as_tensor(numbers).to(value.device, value.dtype)
+        return accelerators.moved(torch.as_tensor(numbers, dtype=value.dtype), value.device)
     return numbers if isinstance(value, np.ndarray) else type(value)(numbers)
