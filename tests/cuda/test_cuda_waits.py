@@ -13,7 +13,7 @@ from support.accelerator import DEVICE, NEEDS_DEVICE, slow_after
 from support.command_cluster import cluster
 from support.commands import TINY, evener
 
-WAITING = str(Path(TINY).with_name("waiting.py"))
+WAITING, BATCHES = (str(Path(TINY).with_name(name)) for name in ("waiting.py", "waiting_batches.py"))
 pytestmark = [
     *NEEDS_DEVICE,
     pytest.mark.skipif(not DEVICE.startswith("standin"), reason="needs a device that counts waits"),
@@ -125,6 +125,18 @@ def test_task_waits_once_more_than_the_plain_loop(
     tmp_path: Path, file: Path, plain: float, on: str, words: tuple[str, ...]
 ) -> None:
     ran = evener("train", WAITING, "--devices", on, *words, "--no-check", "--output", "run", cwd=tmp_path, timeout=200)
+    assert ran.returncode == 0, ran.stderr
+    assert waits_of_a_step(file) <= plain + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("divisor", [False, True])
+@pytest.mark.parametrize("on", [DEVICE, f"{DEVICE},{OTHER}"])
+def test_batch_task_waits_once_more_than_the_plain_loop(
+    tmp_path: Path, file: Path, plain: float, on: str, divisor: bool
+) -> None:
+    words = ("--devices", on, "--option", f"divisor={divisor}".lower(), "--no-check", "--output", "run")
+    ran = evener("train", BATCHES, *words, cwd=tmp_path, timeout=200)
     assert ran.returncode == 0, ran.stderr
     assert waits_of_a_step(file) <= plain + 1
 

@@ -266,13 +266,13 @@ class BatchTraining:
             torch.autograd.backward(loss)
             if self._task.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self._task.clip_norm)
-            return loss
+            self._run.note_loss(loss)
+            return loss if _uses_loss(self._optimizer) else None  # the nodes exchange it at once
 
         if not inspect.signature(self._optimizer.step).parameters:
-            loss = closure()
+            closure()
             with noting(_STEP):
                 self._optimizer.step()
-            self._run.mean(loss)
             return
         cause = None
         try:
@@ -288,6 +288,11 @@ class BatchTraining:
                 f"takes, so it has no gradients{f' ({first_line(cause)})' if cause else ''}: call it first "
                 "(with torch.enable_grad(): loss = closure()), as PyTorch's optimizers do, or let step take no argument"
             ) from cause
+
+
+def _uses_loss(optimizer: Optimizer) -> bool:
+    """Whether an optimizer's step may compute with the loss of its closure; PyTorch's own only return it."""
+    return not type(optimizer).__module__.startswith("torch.optim.") or isinstance(optimizer, torch.optim.LBFGS)
 
 
 def _collate(samples: list[Any]) -> Any:

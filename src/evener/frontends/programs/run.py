@@ -61,6 +61,7 @@ from evener.launch.nodes import relative_shares
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import InvalidInput, require
 from evener.records.record import Event, TrainRecord
+from evener.system import accelerators
 
 _NOTHING_PREPARED = (
     "nothing was prepared, so every node would run the whole program for itself: after evener.join(), write "
@@ -222,6 +223,11 @@ class Run:
         if numbers.size == 1:
             self.steps.tell_loss(float(numbers.sum()))
         return mean_like(value, total_of(self.group, "mean", numbers, self._env.patience))
+
+    def note_loss(self, loss: Tensor) -> None:
+        """Record this node's loss of the batch; the record reads it from the device when it is a step old."""
+        weight, wide = self._parts.weight() / self.group.size, accelerators.wide(loss.detach())
+        self.steps.tell_loss(wide * weight if weight else torch.zeros_like(wide))
 
     def sum(self, value: Any) -> Any:
         """Return the sum of a number or a tensor over all nodes. Every node calls this.

@@ -125,7 +125,7 @@ class Steps:
         self._session: TrainingSession | None = None
         self._owner: object = None
         self._part: BatchPart | None = None
-        self._loss: float | None = None
+        self._loss: Tensor | float | None = None
         self.optimizers: list[Optimizer] = []
         self._notes: list[Event] = []
         self.loss_graphs = LossGraphs()
@@ -167,7 +167,7 @@ class Steps:
         """Begin a run whose steps are all in its checkpoint, so that it has a record."""
         self._start(batch_size, None)
 
-    def tell_loss(self, loss: float) -> None:
+    def tell_loss(self, loss: Tensor | float) -> None:
         """Set this rank's part of the mean loss of the step; only the first one counts."""
         if self._loss is None:
             self._loss = loss
