@@ -207,7 +207,7 @@ def move_state(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         has_steps_on_device = group.get("capturable") or group.get("fused")
         for weight in group["params"]:
-            state = optimizer.state.get(weight)
+            state: Any = optimizer.state.get(weight)
             for name, value in state.items() if isinstance(state, dict) else ():
                 is_elsewhere = any(tensor.device != weight.device for tensor in tensors_in(value))
                 if is_elsewhere and (name != "step" or has_steps_on_device):
