@@ -90,9 +90,9 @@ PLANTS = {
         "cuda/test_cuda_elastic.py::test_lost_device_is_a_lost_node",
     ),
     "a lost device that is not recognised": Plant(
-        "launch/rank_environment.py",
-        "accelerators.is_accelerator(env.device) and accelerators.is_lost(error)",
-        "False",
+        "system/device_failures.py",
+        "    return accelerators.is_lost(error)",
+        "    return False",
         "cuda/test_cuda_elastic.py::test_lost_device_is_a_lost_node",
     ),
     "a node that stays without its device": Plant(

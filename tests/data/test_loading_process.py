@@ -24,6 +24,7 @@ from evener.data.loading_process import loading_death
 from evener.data.sampler import Division, ShuffledSampler
 from evener.oracle.apportion import weights_to_workers
 from evener.records.errors import DoesNotFit, InvalidInput, TrainingFailed
+from evener.system.memory import is_out_of_memory
 from support.commands import command
 from support.refusals import refused
 
@@ -63,6 +64,13 @@ def little_shared_memory() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_full_main_memory_of_a_process_is_no_failure_of_the_task() -> None:
+    full = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+    with pytest.raises(RuntimeError) as raised:
+        list(batches(Failing(full)))
+    assert is_out_of_memory(raised.value)
 
 
 class Wide(Dataset[Any]):

@@ -11,6 +11,7 @@ import pytest
 from evener.records.error_kind import ErrorKind, kind_of, restated
 from evener.records.errors import (
     CannotWrite,
+    DeviceLost,
     DoesNotFit,
     EvenerError,
     FolderInUse,
@@ -54,6 +55,7 @@ ERRORS = [
     CannotWrite(Path("x"), OSError(28, "No space left on device")),
     NodeLost("i", ["node-1", "node-2"]),
     LineCut("i", ["node-1"]),
+    DeviceLost("i", ["node-1"]),
     DoesNotFit("j"),
     NotNeeded("k"),
     Interrupted("l"),

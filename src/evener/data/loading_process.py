@@ -20,6 +20,7 @@ from torch.utils.data import get_worker_info
 from evener.records.error_kind import ErrorKind, kind_of
 from evener.records.errors import DoesNotFit, EvenerError, TrainingFailed, first_line, place_of, text_of
 from evener.system.awaited_files import await_files_in_process
+from evener.system.device_failures import failure_behind
 from evener.system.process_exit import exit_with_parent
 from evener.tracer.nested import map_tensors
 
@@ -64,7 +65,7 @@ def load_in_process(load: Callable[[], Any], *, explains: bool) -> Any:
         if _is_of_sharing(error):
             full: EvenerError = DoesNotFit(f"loaded samples do not fit the shared memory: {_shared_memory()}")
             return LoadingFailure(kind_of(full), str(full))
-        if explains and (place := place_of(error)):
+        if explains and failure_behind(error, "cpu") is None and (place := place_of(error)):
             failed = TrainingFailed(f"{type(error).__name__}: {error}{place}")
             return LoadingFailure(kind_of(failed), str(failed))
         raise

@@ -40,13 +40,14 @@ from evener.records.record import Epoch
 from evener.records.single_sample_error import is_of_lone_sample, lone_sample_sentence
 from evener.system import accelerators
 from evener.system.cores import keep_to_quota
+from evener.system.device_failures import device_lost, explained_failure
 from evener.system.device_watch import DeviceWatch
 from evener.system.malloc import keep_freed_memory
-from evener.system.memory import is_out_of_memory
 from evener.system.signals import first_request, set_handler
 
 _BROKEN = ("gloo/transport", "connection closed by peer", "connection reset by peer", "nccl error", "ncclsystemerror")
 """Parts of the messages of Gloo and NCCL, whose errors have no classes in PyTorch."""
+_SMALLER_BATCH = "use a smaller --batch-size, or --accumulate"
 
 
 @dataclass
@@ -97,6 +98,16 @@ class RankEnvironment:
         return self.nodes[self.rank]
 
     @property
+    def rank_clause(self) -> str:
+        """The number of this rank, to follow the name of its node in a sentence."""
+        return f" (rank {self.rank})"
+
+    @property
+    def step_clause(self) -> str:
+        """The step of this rank, to follow what happened in a sentence; empty before the first."""
+        return f" at step {self.step}" if self.step else ""
+
+    @property
     def names(self) -> list[str]:
         """The names of all nodes, in order of ranks."""
         return [node.name for node in self.nodes]
@@ -132,8 +143,11 @@ class RankEnvironment:
         if self.heartbeat is not None:
             self.heartbeat.start()
         if accelerators.is_accelerator(self.device) and (len(self.nodes) == 1 or self.backend == BACKEND):
-            self.watch = DeviceWatch(self.device, self.patience, lambda why: self.end(_device_lost(self, why)))
+            self.watch = DeviceWatch(self.device, self.patience, self._end_hanging)
             self.watch.start()
+
+    def _end_hanging(self, why: str) -> None:
+        self.end(device_lost(str(self.device), why, node=self.node.name, rank=self.rank_clause, at=self.step_clause))
 
     def stop_watching(self, error: BaseException | None = None) -> None:
         """End what `start_watching` began; `error` is that of this rank, None if it has done its work."""
@@ -267,12 +281,6 @@ def run_rank(env: RankEnvironment, program: RankFunction, config: Any) -> None:
         env.stop_watching(ending)
 
 
-def _device_lost(env: RankEnvironment, why: str) -> NodeLost:
-    step = f" at step {env.step}" if env.step else ""
-    name = env.node.name
-    return NodeLost(f"node {name} (rank {env.rank}) lost its device {env.device}{step}: {why}", (name,))
-
-
 def explained(error: Exception, env: RankEnvironment) -> Exception:
     """Return the error that explains the failure to the user; `error` itself if it does.
 
@@ -292,20 +300,19 @@ def explained(error: Exception, env: RankEnvironment) -> Exception:
 
 
 def _meaning(error: Exception, env: RankEnvironment) -> Exception:
+    failure = explained_failure(
+        error, str(env.device), node=env.node.name, rank=env.rank_clause, at=env.step_clause, advice=_SMALLER_BATCH
+    )
+    if failure is not None:
+        return failure
     if isinstance(error, EvenerError) and not is_noted(error):
         return error
-    if is_out_of_memory(error):
-        return DoesNotFit(
-            f"node {env.node.name} ran out of memory ({error}); use a smaller --batch-size, or --accumulate"
-        )
-    if accelerators.is_accelerator(env.device) and accelerators.is_lost(error):
-        return _device_lost(env, words_of(error))
     if (death := loading_death(error)) is not None:
         return death
     if len(env.nodes) > 1 and isinstance(error, RuntimeError) and is_broken_connection(error):
         step = "" if env.heartbeat is None else f" at step {env.heartbeat.step}"
         return NodeLost(f"node {env.node.name} (rank {env.rank}) lost its connection{step}")
-    place, at = place_of(error), f" at step {env.step}" if env.step else ""
+    place, at = place_of(error), env.step_clause
     if is_of_lone_sample(text_of(error)):
         return InvalidInput(lone_sample_sentence(f"{place}{at}"))
     return TrainingFailed(f"{words_of(error)}{place}{at}") if place else error

@@ -30,7 +30,6 @@ from evener.parallel.full_state import OptimizerState
 from evener.parallel.optimizer_probe import MakeOptimizer, Scope, keep_parts, looking_whole, scope_of, whole_of
 from evener.parallel.redistribute import part_of
 from evener.records.errors import EvenerError, InvalidInput, TrainingFailed, place_of, words_of
-from evener.system.memory import is_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -221,8 +220,6 @@ def _users(what: str) -> Iterator[None]:
     except EvenerError:
         raise
     except Exception as error:
-        if is_out_of_memory(error):
-            raise
         kind = InvalidInput if what == "cannot be made" else TrainingFailed
         raise kind(f"the task's optimizer {what}{place_of(error)}: {words_of(error)}") from error
 

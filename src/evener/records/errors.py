@@ -15,7 +15,8 @@ EvenerError                 1
 |  `- NoUsableNode             no node can take part in a run; says why each cannot
 |- CannotWrite              1   the disk is full or gone; says what remains of a run
 |- NodeLost                 4   a node died, stopped responding, or cannot be reached
-|  `- LineCut               4   a node does not reach another one that all others reach
+|  |- LineCut               4   a node does not reach another one that all others reach
+|  `- DeviceLost            4   a node's GPU, or another accelerator, is lost or hangs
 |- DoesNotFit               5   no division of the work fits the memory
 |- NotNeeded                6   a node would slow a run down; the run continues without it
 `- Interrupted            130   the user (or the scheduler) asked to stop; the checkpoint is written
@@ -222,6 +223,10 @@ class NodeLost(EvenerError):
 
 class LineCut(NodeLost):
     """A node does not reach another one that all others reach, and gives way: the others can go on without it."""
+
+
+class DeviceLost(NodeLost):
+    """The accelerator of a node no longer works. The process that raises this is on that node."""
 
 
 class DoesNotFit(EvenerError):

@@ -135,5 +135,5 @@ def _number(what: str, value: Any) -> float:
     """Return a number that the task returned. Raises InvalidInput: it is none."""
     try:
         return float(value)
-    except (TypeError, ValueError, RuntimeError):  # of a tensor with several elements
-        raise InvalidValue(what, value, "a function that returns a number") from None
+    except (TypeError, ValueError, RuntimeError) as error:  # of a tensor with several elements
+        raise InvalidValue(what, value, "a function that returns a number") from error
