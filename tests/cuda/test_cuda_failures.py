@@ -41,6 +41,22 @@ def test_lost_device_is_a_lost_node_of_an_elastic_run(tmp_path: Path, moment: st
     assert sum(step.samples for step in record.steps) == 6 * 200
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["made"])
+def test_elastic_run_begins_again_after_a_loss_before_the_first_step(tmp_path: Path, moment: str) -> None:
+    ran = run(tmp_path, "lost", moment, "--elastic")
+    assert ran.returncode == 0, ran.stderr
+    (event,) = [words for words in " ".join(ran.stderr.split()).split(" step ") if "begins again: " in words]
+    assert "node node-1 (rank 1) lost its device standin:1" in event
+
+
+@pytest.mark.parametrize("moment", slow_after(1, ("step",), ("loss",), ("made",)))
+def test_run_that_cannot_go_on_names_the_node_whose_device_is_lost(tmp_path: Path, moment: str) -> None:
+    ran = run(tmp_path, "lost", moment, "--no-elastic")
+    assert ran.returncode == 4, ran.stderr
+    assert "node node-1 (rank 1) lost its device standin:1" in ran.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize("moment", slow_after(1, ("step",), ("made",)))
 @pytest.mark.parametrize("elastic", slow_after(1, ("--no-elastic",), ("--elastic",)))
 def test_full_device_does_not_fit(tmp_path: Path, moment: str, elastic: str) -> None:

@@ -19,6 +19,7 @@ from evener.launch.rank_heartbeat import RankHeartbeat
 from evener.membership.control_channel import ControlChannel
 from evener.records.error_kind import restated
 from evener.records.errors import (
+    DeviceLost,
     DoesNotFit,
     EvenerError,
     Interrupted,
@@ -156,6 +157,21 @@ class RankEnvironment:
         if self.heartbeat is not None:
             self.heartbeat.stop(error)
 
+    def report_failure(self, error: BaseException, *, is_shared: bool = False) -> None:
+        """Publish the `error` of this rank, unless it arose elsewhere, so that the other ranks name its cause.
+
+        Args:
+            error: error that explains the failure to the user.
+            is_shared: whether the others are likely to raise the same error.
+        """
+        if self.heartbeat is None:
+            return
+        if not isinstance(error, NodeLost):
+            sentence = f"node {self.node.name}{self.rank_clause} failed: {explain(error)[0]}"
+            self.heartbeat.report_failure(sentence, is_shared=is_shared)
+        elif isinstance(error, DeviceLost) and self.heartbeat.is_beating:  # else the coordinator tells the others
+            self.heartbeat.report_failure(str(error))
+
     def stop_heartbeat(self) -> None:
         """End the heartbeats: from the first generation on, the coordinator alone detects silence."""
         if self.heartbeat is not None:
@@ -258,6 +274,7 @@ def run_rank(env: RankEnvironment, program: RankFunction, config: Any) -> None:
 
     Raises:
         NodeLost: the connection to another rank broke; the others' heartbeats name the culprit.
+        DeviceLost: this rank's accelerator is lost.
         EvenerError: another error of the program.
     """
     if env.device.type == "cpu":
@@ -271,9 +288,8 @@ def run_rank(env: RankEnvironment, program: RankFunction, config: Any) -> None:
         raise ending from error
     except Exception as error:
         ending = meaning = explained(error, env)
-        if env.heartbeat is not None and not isinstance(meaning, NodeLost | Interrupted):
-            sentence = f"node {env.node.name} (rank {env.rank}) failed: {explain(meaning)[0]}"
-            env.heartbeat.report_failure(sentence, is_shared=not _is_of_this_rank_alone(meaning))
+        if not isinstance(meaning, Interrupted):
+            env.report_failure(meaning, is_shared=not _is_of_this_rank_alone(meaning))
         if meaning is error:
             raise
         raise meaning from error
@@ -287,7 +303,7 @@ def explained(error: Exception, env: RankEnvironment) -> Exception:
     A lost connection is explained by the failure of the rank at its other end, if that has published one.
     """
     meaning = _meaning(error, env)
-    if not isinstance(meaning, NodeLost) or env.heartbeat is None:
+    if not isinstance(meaning, NodeLost) or isinstance(meaning, DeviceLost) or env.heartbeat is None:
         return meaning
     ended = None if meaning is error else env.heartbeat.first_ended()  # at once, before others end for the same reason
     if cause := env.heartbeat.cause():

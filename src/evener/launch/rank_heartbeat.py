@@ -130,6 +130,11 @@ class RankHeartbeat:
         self._thread.start()
         self._watch.start()
 
+    @property
+    def is_beating(self) -> bool:
+        """Whether this heartbeat has not been stopped, so that the other ranks listen to it."""
+        return not self._done.is_set()
+
     def watch_lines(self, lines: PeerLines) -> None:
         """Check this rank's `lines` to the others from now on; all ranks learn of a broken one."""
         self._lines = lines

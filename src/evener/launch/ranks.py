@@ -17,7 +17,7 @@ from evener.launch.rank_environment import RankFunction
 from evener.launch.rank_heartbeat import has_left, read_beat
 from evener.launch.rank_starter import RankStarter, show_event
 from evener.membership.rank_supervisor import RankSupervisor
-from evener.records.errors import Interrupted, NodeLost
+from evener.records.errors import DeviceLost, Interrupted, NodeLost
 from evener.records.events import Phase, RunEvent, decode_events
 from evener.records.record import Event, Step
 from evener.system.heartbeat import ListenedSeconds, Progress
@@ -263,7 +263,9 @@ def raise_first(
     supervisor: RankSupervisor[LocalProcess] | None,
     step: int = 0,
 ) -> None:
-    """Raise the best explanation of the end: a failure of a rank itself, then a death, then a lost connection.
+    """Raise the best explanation of the end.
+
+    It is a failure of a rank itself, then a lost device, then a death, then a lost connection.
 
     `step` is the last that was shown; a rank with a coordinator sends no heartbeats with its step.
     """
@@ -271,12 +273,15 @@ def raise_first(
     direct = [failure for failure in failures if failure.is_own]
     if direct:
         raise direct[0].as_error()
+    losses = [failure.as_error() for failure in failures]
+    if device_loss := next((loss for loss in losses if isinstance(loss, DeviceLost)), None):
+        raise device_loss
     for i, rank in enumerate(ranks):
         if _has_failed(rank, supervisor) and rank.failure is None:
             last = max(read_beat(store, i)[1], step)
             sentence = f"node {nodes[i].name} (rank {i}) {rank.ending} at step {last}"
             raise NodeLost(sentence, (nodes[i].name,))
-    if failures:
-        raise failures[0].as_error()
+    if losses:
+        raise losses[0]
     if was_stopped and not all(rank.has_finished for rank in ranks):
         raise Interrupted("stopped; a rank did not end in time, the last checkpoint is kept")

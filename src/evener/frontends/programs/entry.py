@@ -29,7 +29,7 @@ from evener.launch.nodes import NodeSpec
 from evener.launch.rank_environment import RankEnvironment, explained
 from evener.launch.slurm import adopt_slurm
 from evener.launch.torchrun import say_what_is_waited_for, say_where_the_run_is_shown, torchrun_environment
-from evener.records.errors import EvenerError, InvalidInput, NodeLost, TrainingFailed, exit_code_of, explain
+from evener.records.errors import DoesNotFit, EvenerError, InvalidInput, NodeLost, TrainingFailed, exit_code_of, explain
 from evener.records.events import Phase, RunEvent
 from evener.system import accelerators
 from evener.system.process_exit import exit_now
@@ -180,15 +180,13 @@ class _Ending:
         if self._run.equivalence_check.replica is not None:
             self._run.equivalence_check.replica.fail(error)
         meaning = explained(error, self._env) if isinstance(error, Exception) else error
-        if isinstance(meaning, NodeLost | InvalidInput):
+        if isinstance(meaning, NodeLost | InvalidInput | DoesNotFit):
             error = meaning
         sentence, code = explain(error)[0], exit_code_of(meaning)
         _print_error(kind, error, trace)
         for view in self._views:
             view.end(error if isinstance(error, EvenerError | KeyboardInterrupt) else TrainingFailed(sentence))
-        if self._env.heartbeat is not None and not isinstance(error, NodeLost):
-            name, rank = self._env.node.name, self._env.rank
-            self._env.heartbeat.report_failure(f"node {name} (rank {rank}) failed: {sentence}")
+        self._env.report_failure(error)
         self._env.stop_watching()
         if isinstance(error, NodeLost):
             os._exit(code)

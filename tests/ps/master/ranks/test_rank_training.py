@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import msgspec
@@ -18,6 +19,7 @@ from evener.ps.master.ranks.rank_journal import RankJournal, Saved
 from evener.ps.master.ranks.rank_run import ActiveRankRun
 from evener.ps.master.ranks.rank_table import LINE_RETRY_S
 from evener.ps.master.ranks.rank_training import RankTraining
+from evener.ps.master.ranks.remote_rank import RemoteFailure, why_ended
 from evener.ps.protocol.config import StateDir
 from evener.ps.protocol.rank_messages import (
     PrepareRank,
@@ -33,6 +35,7 @@ from evener.ps.protocol.rank_messages import (
 )
 from evener.records.error_kind import kind_of
 from evener.records.errors import (
+    DeviceLost,
     DoesNotFit,
     Interrupted,
     InvalidInput,
@@ -413,6 +416,13 @@ def test_error_of_one_node_among_several_names_it() -> None:
     scene.now += 2.0
     scene.run.tick()
     assert str(scene.run.failure) == f"node b failed: {sentence}"
+
+
+def test_lost_device_explains_lost_connections() -> None:
+    named, broken = DeviceLost("node b lost its device", ["b"]), NodeLost("node a lost its connection")
+    ranks: Any = [SimpleNamespace(node=one, failure=None, ending="was killed") for one in "abc"]
+    ranks[0].failure, ranks[1].failure = RemoteFailure(False, broken), RemoteFailure(False, named)
+    assert why_ended(ranks, None, 3) is named
 
 
 def test_error_of_all_nodes_names_none() -> None:

@@ -18,7 +18,7 @@ from evener.ps.protocol.rank_messages import (
     encode_rank_part,
 )
 from evener.records.error_kind import restated
-from evener.records.errors import EvenerError, Interrupted, NodeLost
+from evener.records.errors import DeviceLost, EvenerError, Interrupted, NodeLost
 from evener.wire.frame import Buffer
 from evener.wire.identity import host_in
 
@@ -106,9 +106,10 @@ class RemoteRank:
 
 
 def why_ended(failed: Sequence[RemoteRank], stopping: EvenerError | None, num_ranks: int) -> EvenerError | None:
-    """Return the best explanation of a run's end: an own failure, a request to stop, a death, then a lost connection.
+    """Return the best explanation of a run's end.
 
-    If one node among several fails, the error names it, since the user sits at another machine.
+    It is an own failure, then a request to stop, a lost device, a death, and last a lost connection. If one node among
+    several fails, the error names it, since the user sits at another machine.
 
     Args:
         failed: ranks with which the run fails.
@@ -128,6 +129,8 @@ def why_ended(failed: Sequence[RemoteRank], stopping: EvenerError | None, num_ra
         return first if is_named else restated(first, f"node {node} failed: {first}")
     if stopping is not None:
         return stopping
+    if device_loss := next((one.error for one in failures if isinstance(one.error, DeviceLost)), None):
+        return device_loss
     for rank in failed:
         if rank.failure is None:
             return NodeLost(f"node {rank.node} {rank.ending}", (rank.node,))
