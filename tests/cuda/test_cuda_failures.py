@@ -42,24 +42,54 @@ def test_lost_device_is_a_lost_node_of_an_elastic_run(tmp_path: Path, moment: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["made"])
+@pytest.mark.parametrize("moment", ["check", "made"])
 def test_elastic_run_begins_again_after_a_loss_before_the_first_step(tmp_path: Path, moment: str) -> None:
     ran = run(tmp_path, "lost", moment, "--elastic")
     assert ran.returncode == 0, ran.stderr
-    (event,) = [words for words in " ".join(ran.stderr.split()).split(" step ") if "begins again: " in words]
+    (event,) = " ".join(f"{ran.stdout} {ran.stderr}".split()).split("begins again: ")[1:]
     assert "node node-1 (rank 1) lost its device standin:1" in event
 
 
-@pytest.mark.parametrize("moment", slow_after(1, ("step",), ("loss",), ("made",)))
+@pytest.mark.parametrize("moment", slow_after(1, ("step",), ("loss",), ("check",), ("made",)))
 def test_run_that_cannot_go_on_names_the_node_whose_device_is_lost(tmp_path: Path, moment: str) -> None:
     ran = run(tmp_path, "lost", moment, "--no-elastic")
     assert ran.returncode == 4, ran.stderr
     assert "node node-1 (rank 1) lost its device standin:1" in ran.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("moment", slow_after(1, ("step",), ("made",)))
+@pytest.mark.parametrize("moment", slow_after(1, ("check",), ("step",), ("made",)))
 @pytest.mark.parametrize("elastic", slow_after(1, ("--no-elastic",), ("--elastic",)))
 def test_full_device_does_not_fit(tmp_path: Path, moment: str, elastic: str) -> None:
     ran = run(tmp_path, "full", moment, elastic)
     assert ran.returncode == 5, ran.stderr
     assert "node node-1 ran out of memory" in ran.stderr.splitlines()[-1]
+
+
+LIMITED = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from evener import Task
+from support import standin
+
+def data():
+    draw = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(60, 36, generator=draw), torch.randint(0, 3, (60,), generator=draw))
+
+def model():
+    standin.load().limit_memory(1, 28_000_000)
+    return nn.Sequential(nn.Linear(36, 20_000), nn.Tanh(), nn.Linear(20_000, 3))
+
+task = Task(model=model, loss=nn.functional.cross_entropy, train_data=data, batch_size=10, epochs=1)
+"""
+"""A model with 3.2 MB of weights, whose check takes about 13 MB in single precision."""
+
+
+def test_check_leaves_out_double_precision_that_does_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(LIMITED)
+    words = ("--devices", "standin:0,standin:1", "--shares", "1,1", "--output", "run")
+    ran = evener("train", "task.py", *words, cwd=tmp_path, timeout=200)
+    assert ran.returncode == 0, ran.stderr
+    check = read_noun(tmp_path / "run" / "record.json", TrainRecord).plan.check
+    assert check is not None
+    assert check.precisions == ("fp32",)

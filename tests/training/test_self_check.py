@@ -211,10 +211,23 @@ def test_auto_skips_a_strategy_that_raises_and_a_named_one_raises(monkeypatch: p
     monkeypatch.setattr(rank, "make_training", refuse)
     monkeypatch.setattr(rank, "copied", lambda model: model)
     monkeypatch.setattr(rank, "replace", lambda context, **_: context)
-    context: Any = SimpleNamespace(model=None, user_plan=None)
+    context: Any = SimpleNamespace(model=None, user_plan=None, env=SimpleNamespace(device="cpu"))
     assert rank.checked(context, None, RunConfig(task="digits")) == (None, "no")  # type: ignore[arg-type]
     with refused(InvalidInput):
         rank.checked(context, None, RunConfig(task="digits", strategy="data"))  # type: ignore[arg-type]
+
+
+def test_auto_tries_no_other_strategy_on_a_full_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise InvalidInput("no") from RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(rank, "make_training", refuse)
+    monkeypatch.setattr(rank, "copied", lambda model: model)
+    monkeypatch.setattr(rank, "replace", lambda context, **_: context)
+    context: Any = SimpleNamespace(model=None, user_plan=None, env=SimpleNamespace(device="cuda:0"))
+    with pytest.raises(InvalidInput) as raised:
+        rank.checked(context, None, RunConfig(task="digits"))  # type: ignore[arg-type]
+    assert isinstance(raised.value.__cause__, RuntimeError)
 
 
 def test_auto_tries_the_next_strategy(monkeypatch: pytest.MonkeyPatch) -> None:

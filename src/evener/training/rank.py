@@ -36,6 +36,7 @@ from evener.records.record import Event
 from evener.records.task import Task
 from evener.report.canvas import can_draw, png
 from evener.report.figures import timeline_figure
+from evener.system.device_failures import failure_behind
 from evener.tracer.nested import call
 from evener.training.admission import require_beneficial, slowest_link
 from evener.training.checkpoint import require_writable, write_weights
@@ -220,7 +221,7 @@ def checked(context: RankContext, plan: Plan, config: RunConfig) -> tuple[Traini
     except TaskCannot:
         raise
     except InvalidInput as error:
-        if config.strategy != "auto" or context.user_plan is not None:
+        if config.strategy != "auto" or context.user_plan is not None or _has_failed_device(context, error):
             raise
         return None, str(error)
     if not config.check or context.group.size == 1:
@@ -229,8 +230,15 @@ def checked(context: RankContext, plan: Plan, config: RunConfig) -> tuple[Traini
     try:
         check = self_check(context, training.plan, config)
     except NotExact as error:
+        if _has_failed_device(context, error):
+            raise
         return None, str(error)
     return replace(training, plan=msgspec.structs.replace(training.plan, check=check)), ""
+
+
+def _has_failed_device(context: RankContext, error: Exception) -> bool:
+    """Return whether `error` says nothing about the strategy, as this rank's device is full or lost."""
+    return failure_behind(error, str(context.env.device)) is not None
 
 
 def write_results(training: Training, session: TrainingSession, config: RunConfig) -> None:

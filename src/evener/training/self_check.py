@@ -26,10 +26,13 @@ from evener.records.decoding import decode_msgpack
 from evener.records.errors import EvenerError, NotExact, TrainingFailed, first_line, is_noted, place_of, words_of
 from evener.records.plan import Check, Plan, is_pipeline
 from evener.records.profile import Precision
+from evener.system.device_failures import failure_behind
+from evener.system.memory import is_out_of_memory
 from evener.training.context import RankContext
 from evener.training.differences import Difference, largest, off_by, statistic_size
 from evener.training.joined_model import is_cut_alike
 from evener.training.trial import Results, StepValues, Trial, Values
+from evener.training.trial_memory import TrialMemory
 
 _LOSS_AGAIN = "the loss of a batch, called again"
 _LOSS_IN_PARTS = "the loss of a batch in parts"
@@ -67,16 +70,20 @@ def self_check(context: RankContext, plan: Plan, config: RunConfig) -> Check:
         config: of the run.
 
     Raises:
-        NotExact: the ranks would not train like a single process; says which value differs, and by how much.
+        NotExact: the ranks would not train like a single process; says which value differs, and by how much. If this
+            rank's device failed, that is its cause.
     """
     begin = time.perf_counter()
     small = small_plan(plan, context.model)
     budget = max(_SECONDS, _PART * _run_seconds(context, plan))
     precisions: list[Precision] = []
     size = sum(weight.numel() for weight in context.model.parameters())
+    memory = TrialMemory(context.env, config.precision)
     for precision in dict.fromkeys((config.precision, _EXACT)):
-        [spent] = context.group.all_reduce_max([time.perf_counter() - begin])
-        if precisions and size > _SMALL_MODEL and (1 + _DOUBLE) * spent > budget:
+        is_short = bool(precisions) and not memory.suffices_for_double()
+        spent, shortest = context.group.all_reduce_max([time.perf_counter() - begin, float(is_short)])
+        is_slow = size > _SMALL_MODEL and (1 + _DOUBLE) * spent > budget
+        if precisions and (is_slow or shortest):
             break
         difference = _compare(context, small, config, precision, budget, divides_samples(plan))
         if difference is not None:
@@ -136,6 +143,9 @@ def _compare(
     try:
         expected = trial.whole()
     except Exception as raised:
+        failure = failure_behind(raised, str(context.env.device))
+        if failure is not None and (is_asked or not is_out_of_memory(failure)):
+            raise  # the others learn it from the error that ends this rank
         error = raised
     failures = [row.decode() for row in group.all_gather_bytes(first_line(error).encode() if error else b"") if row]
     if failures and is_asked:
