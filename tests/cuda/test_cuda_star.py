@@ -143,6 +143,44 @@ def test_node_whose_device_is_lost_leaves(
     assert any("lost its device standin:0" in event.message for event in record.events), record.events
 
 
+FULL = """
+from itertools import count
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from evener import Task
+from support import standin
+
+CALLS = count()
+
+def data():
+    draw = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(600, 8, generator=draw), torch.randint(0, 3, (600,), generator=draw))
+
+def loss(outputs, targets):
+    if outputs.requires_grad and outputs.device.type == "standin" and next(CALLS) == 60:
+        standin.load().limit_memory(outputs.device.index, 10)
+    return nn.functional.cross_entropy(outputs, targets)
+
+task = Task(model=lambda: nn.Linear(8, 3), loss=loss, train_data=data, batch_size=10, epochs=3)
+"""
+
+
+@pytest.mark.skipif(not DEVICE.startswith("standin"), reason="needs a device that can be full")
+@pytest.mark.parametrize("others", slow_after(1, ((),), (("standin:1",),)))
+def test_run_whose_nodes_are_all_full_does_not_fit(others: tuple[str, ...]) -> None:
+    with cluster() as ps:
+        for index, device in enumerate((DEVICE, *others)):
+            ps.join(f"node-{index}", device=device)
+        ps.wait_for_nodes()
+        (ps.folder / "task.py").write_text(FULL)
+        ran = ps.evener("train", "task.py", "--agreement", "sync", "--no-check", "--home", str(ps.home), timeout=120)
+        ps.down()
+    assert ran.returncode == 5, ran.stderr
+    for index in range(1 + len(others)):
+        assert f"node node-{index} ran out of memory" in " ".join(ran.stderr.split())
+
+
 @pytest.mark.parametrize("merge", ["cores", "threads", "device"])
 def test_device_merges_equal_cpu_merges(merge: Merge) -> None:
     draw = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from evener.ps.master import node_rules
 from evener.ps.master.access.quotas import MAX_NAMES
 from evener.ps.master.node_state import Decision, NodeState, Occurrence, OpenRound, Transition
 from evener.ps.protocol.status import NodeStatus
-from evener.records.errors import EvenerError, InvalidInput, NoUsableNode
+from evener.records.errors import DoesNotFit, EvenerError, InvalidInput, NoUsableNode
 from evener.records.history import NodeWork
 from evener.records.profile import DeviceProfile
 from evener.records.schema import shown
@@ -277,9 +277,16 @@ def _score(profile: DeviceProfile | None) -> float | None:
     return flops[0] / 1e9 if flops and flops[0] else None
 
 
-def no_usable_node(nodes: Sequence[NodeRecord], run: str, now: float, patience: float) -> NoUsableNode | InvalidInput:
-    """Return the error of a run in which none of these nodes can take part; if several raise the same, that one."""
+def no_usable_node(
+    nodes: Sequence[NodeRecord], run: str, now: float, patience: float
+) -> NoUsableNode | InvalidInput | DoesNotFit:
+    """Return the error of a run in which none of these nodes can take part; if several raise the same, that one.
+
+    If all of them ran out of memory, it is DoesNotFit.
+    """
     errors = [node.error for node in nodes if run in node.left_out_of and node.error is not None]
+    if errors and len(errors) == len(nodes) and all(isinstance(error, DoesNotFit) for error in errors):
+        return DoesNotFit(f"no node can take part in the run: {'; '.join(map(str, errors))}")
     if len(errors) == len(nodes) > 1 and len({(type(error), str(error)) for error in errors}) == 1:
         if isinstance(errors[0], InvalidInput):
             return errors[0]

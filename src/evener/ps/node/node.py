@@ -44,9 +44,10 @@ from evener.ps.protocol.messages import (
 )
 from evener.ps.protocol.rank_messages import PrepareRank, RankJob, decode_rank_job
 from evener.records.error_kind import kind_of
-from evener.records.errors import EvenerError, NodeLost, end_process, ended_by_itself, place_of, words_of
+from evener.records.errors import DeviceLost, EvenerError, NodeLost, end_process, ended_by_itself, place_of, words_of
 from evener.records.profile import DeviceProfile
 from evener.records.schema import shown
+from evener.system.device_failures import device_lost, explained_failure
 from evener.system.host import has_posix
 from evener.system.memory import peak_memory
 from evener.system.sign_of_life import sign_of_life
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from evener.system.device_watch import DeviceWatch  # imports PyTorch
 
 _NO_TORCH = "its ranks need PyTorch, which this node does not have or must not use"
+_SMALLER_BATCH = "use a smaller --batch-size"
 _NO_POSIX = "its ranks need Linux or macOS; on other systems nodes work under an agreement, such as --agreement sync"
 
 
@@ -186,26 +188,13 @@ class Node:
             self._resign(ended_by_itself(error))
             return False
         except Exception as error:
-            lost = self._lost_device(error)
-            self._resign(lost or error)
-            if lost is not None:
+            failure = explained_failure(error, self._config.device, node=self._name, advice=_SMALLER_BATCH)
+            self._resign(failure or error)
+            if isinstance(failure, DeviceLost):
                 self._client.send_last(Leave())
-                raise lost from error
+                raise failure from error
             return False
         return True
-
-    def _lost_device(self, error: Exception) -> NodeLost | None:
-        """Return the loss of this node's accelerator, if that is what `error` means."""
-        if self._config.device == "cpu":
-            return None
-        from evener.system import accelerators  # loads PyTorch, which this node needs anyway
-
-        if not accelerators.is_lost(error):
-            return None
-        return self._without_device(words_of(error))
-
-    def _without_device(self, why: str) -> NodeLost:
-        return NodeLost(f"node {self._name} lost its device {self._config.device}: {why}", (self._name,))
 
     def _watch_device(self) -> None:
         """End this node if its accelerator hangs during the run that begins."""
@@ -220,7 +209,7 @@ class Node:
 
     def _end_hanging(self, why: str) -> None:
         """Leave the master and end this process, whose main thread waits for a device that hangs."""
-        lost = self._without_device(why)
+        lost = device_lost(self._config.device, why, node=self._name)
         if (run := self._run) is not None:
             self._client.send_last(NotReady(run=run.job.run, reason=shown(str(lost))))
         self._client.send_last(Leave())

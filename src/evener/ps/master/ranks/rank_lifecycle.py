@@ -61,7 +61,7 @@ class Beginnings:
         """Return the nodes that the run begins on now; none while others are awaited.
 
         Raises:
-            NoUsableNode, InvalidInput: no connected node can take part, and none still measures.
+            NoUsableNode, InvalidInput, DoesNotFit: no connected node can take part, and none still measures.
         """
         patience = self._nodes.patience
         is_late = now - self._first_ready > patience
@@ -146,7 +146,7 @@ def initial_nodes_of(
         is_late: whether the nodes that are ready have waited long enough for the others.
 
     Raises:
-        NoUsableNode, InvalidInput: no connected node can take part, and none is still awaited.
+        NoUsableNode, InvalidInput, DoesNotFit: no connected node can take part, and none is still awaited.
     """
     awaited = [node for node in present if not node.is_overdue(now, patience)]
     able = [node for node in awaited if node.profile is not None and run not in node.left_out_of]

@@ -291,7 +291,7 @@ class RankTraining:
         try:
             if initial_nodes := self._beginnings.initial_nodes(self._clock()):
                 self._begin(initial_nodes)
-        except (NoUsableNode, InvalidInput) as error:
+        except (NoUsableNode, InvalidInput, DoesNotFit) as error:
             self.failure = error
 
     def _begin(self, nodes: Sequence[NodeRecord]) -> None:
