@@ -50,14 +50,14 @@ def test_elastic_run_begins_again_after_a_loss_before_the_first_step(tmp_path: P
     assert "node node-1 (rank 1) lost its device standin:1" in event
 
 
-@pytest.mark.parametrize("moment", slow_after(1, ("step",), ("loss",), ("check",), ("made",)))
+@pytest.mark.parametrize("moment", slow_after(0, ("step",), ("loss",), ("check",), ("made",)))
 def test_run_that_cannot_go_on_names_the_node_whose_device_is_lost(tmp_path: Path, moment: str) -> None:
     ran = run(tmp_path, "lost", moment, "--no-elastic")
     assert ran.returncode == 4, ran.stderr
     assert "node node-1 (rank 1) lost its device standin:1" in ran.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("moment", slow_after(1, ("check",), ("step",), ("made",)))
+@pytest.mark.parametrize("moment", slow_after(0, ("check",), ("step",), ("made",)))
 @pytest.mark.parametrize("elastic", slow_after(1, ("--no-elastic",), ("--elastic",)))
 def test_full_device_does_not_fit(tmp_path: Path, moment: str, elastic: str) -> None:
     ran = run(tmp_path, "full", moment, elastic)
@@ -85,6 +85,7 @@ task = Task(model=model, loss=nn.functional.cross_entropy, train_data=data, batc
 """A model with 3.2 MB of weights, whose check takes about 13 MB in single precision."""
 
 
+@pytest.mark.slow
 def test_check_leaves_out_double_precision_that_does_not_fit(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(LIMITED)
     words = ("--devices", "standin:0,standin:1", "--shares", "1,1", "--output", "run")
