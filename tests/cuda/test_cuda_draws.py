@@ -79,6 +79,8 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "a number of all": lambda x: torch.rand((), device=x.device) * x,
     "noise": lambda x: x + torch.randn_like(x),
     "in place": lambda x: torch.empty_like(x).exponential_(),
+    "random slopes": lambda x: F.rrelu(x, training=True),
+    "into another tensor": lambda x: torch.rand(x.shape, dtype=x.dtype, out=torch.empty_like(x)),
     "by probabilities": lambda x: torch.bernoulli(x.sigmoid()),
     "categories": lambda x: torch.multinomial(x.softmax(1), 2),
     "an order": lambda x: x[torch.randperm(len(x), device=x.device)],

@@ -21,6 +21,7 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "noise of a normal distribution": lambda x: torch.normal(x, 1.0),
     "samples dropped": lambda x: x * torch.bernoulli(torch.full((len(x), 3), 0.5)).sum(1).view(-1, 1, 1, 1),
     "a size": lambda x: x * torch.rand(len(x), 6, 1, 1),
+    "into another tensor": lambda x: x * torch.rand(len(x), 6, 1, 1, out=torch.empty(0)),
     "gumbel": F.gumbel_softmax,
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.3),
     "attention with a mask of samples": lambda x: F.scaled_dot_product_attention(x, x, x, x[:, :1, :1] > 0),

@@ -13,6 +13,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from evener.records.errors import InvalidInput
 from evener.system.accelerators import CPU, is_accelerator
 
+_FILLING = frozenset(
+    ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "geometric_", "log_normal_", "cauchy_")
+)
+"""Operators that do not read the tensor that they fill."""
 Draw: TypeAlias = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 """Calls an operator of PyTorch with its arguments."""
 
@@ -63,8 +67,8 @@ def draw_on_processor(draw: Draw, func: Any, args: Sequence[Any], kwargs: dict[s
     device = device_of(args, kwargs)
     if func is torch.ops.aten.native_dropout.default:
         return _dropout(draw, *args)
-    is_in_place = func._schema.is_mutable
-    ignores_values = is_in_place or func.overloadpacket.__name__.endswith("_like")
+    name = func.overloadpacket.__name__
+    ignores_values = name in _FILLING or name.endswith("_like")
 
     def here(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -72,11 +76,21 @@ def draw_on_processor(draw: Draw, func: Any, args: Sequence[Any], kwargs: dict[s
             return torch.empty_like(value, device=CPU) if is_empty else value.to(CPU)
         return CPU if isinstance(value, torch.device) else value
 
-    made = draw(func, tree_map(here, args), tree_map(here, kwargs))
-    if is_in_place:
-        args[0].copy_(made)
+    copies, named = [tree_map(here, one) for one in args], tree_map(here, kwargs)
+    made = draw(func, copies, named)
+    written = {one.name: one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments}
+    for is_written, original, copied in zip(written.values(), args, copies, strict=False):
+        if is_written:
+            original.copy_(copied)
+    for key in filter(written.get, kwargs):
+        kwargs[key].copy_(named[key])
+    if name.endswith("_"):
         return args[0]
-    return tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, made)
+    return kwargs["out"] if "out" in kwargs else tree_map(lambda value: _on(device, value), made)
+
+
+def _on(device: torch.device | None, value: Any) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value
 
 
 def _dropout(draw: Draw, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:

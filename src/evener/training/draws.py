@@ -71,6 +71,11 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._draw(func, args, kwargs)
 
     def _draw(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        made = self._draw_rows(func, args, kwargs)
+        out = kwargs.get("out")
+        return made if out is None or out is made else out.resize_(made.shape).copy_(made)
+
+    def _draw_rows(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         lead, rest = _rows_of(func, args)
         if self.notes and len(self.shapes) < _MAX_SHAPES:
             self.shapes.add(() if func.overloadpacket.__name__ in _OF_LAST_DIM and not lead else (*lead, *rest))
@@ -87,7 +92,8 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made: dict[int, Tensor] = {}
         for one in dict.fromkeys(seeds):
             torch.manual_seed(one)
-            made[one] = func(*args[:size], [1, *rest], *args[size + 1 :], **kwargs)
+            into = {"out": torch.empty_like(kwargs["out"][:0])} if "out" in kwargs else {}
+            made[one] = func(*args[:size], [1, *rest], *args[size + 1 :], **{**kwargs, **into})
         return torch.cat([made[one] for one in seeds]).reshape(args[size])
 
     def _samples(self, lead: tuple[int, ...]) -> Iterator[int | None]:
