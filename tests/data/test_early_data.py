@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import evener.data.loader
+import evener.data.tasks.load
+import evener.records.task  # noqa: F401  # loaded here, PyTorch with them, since every trial is a fork of this process
 from evener.data import early_data
 from evener.data.early_data import EarlyTrial
 
