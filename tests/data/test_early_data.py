@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -232,6 +233,22 @@ def cases(codes: dict[str, str]) -> list[Any]:
     """Those of `QUICK` in every run of the tests."""
     slow = pytest.mark.slow
     return [pytest.param(code, id=name, marks=[] if name in QUICK else slow) for name, code in codes.items()]
+
+
+class Owner:
+    """An object in a circle that ends a process other than its own when it is collected, as a lost thread does."""
+
+    def __init__(self) -> None:
+        self.itself, self.pid = self, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.pid:
+            os._exit(7)
+
+
+def test_trial_leaves_garbage_to_its_parent(tmp_path: Path, files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    Owner()
+    assert trial(tmp_path, files, "import gc; gc.collect()", monkeypatch)
 
 
 @pytest.mark.parametrize("code", cases(ALIKE))

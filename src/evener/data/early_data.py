@@ -32,6 +32,7 @@ from evener.system.awaited_files import (
     complete_file,
     opened_at_once,
 )
+from evener.system.forks import garbage_left_to_parent
 from evener.system.process_exit import exit_with_parent
 
 EARLY_BYTES = 2**25
@@ -64,7 +65,8 @@ class EarlyTrial:
         self._scratch = tempfile.TemporaryDirectory(prefix="evener-", dir=_folder(), ignore_cleanup_errors=True)
         words = there, task, folder, list(files), dict(options), seed, Path(self._scratch.name).resolve()
         self._process = context.Process(target=_try, args=words, daemon=True)
-        self._process.start()
+        with garbage_left_to_parent():
+            self._process.start()
         there.close()
 
     def succeeds(self) -> bool:

@@ -42,6 +42,7 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.launch.store import connect_store
 from evener.records.atomic import atomic_write
 from evener.records.errors import InvalidInput, TrainingFailed, first_line, place_of
+from evener.system.forks import garbage_left_to_parent
 from evener.system.memory import usable_memory
 
 _NO_FILE = "anon_inode:"
@@ -172,7 +173,8 @@ def forked() -> int:
         with warnings.catch_warnings(), open(reading, "rb", buffering=0) as reports:
             warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which the copy does not use
             try:
-                pid = os.fork()
+                with garbage_left_to_parent():
+                    pid = os.fork()
             except OSError:
                 os.close(writing)
                 raise

@@ -1,0 +1,20 @@
+"""Forks of this process that go on beside it."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def garbage_left_to_parent() -> Iterator[None]:
+    """Let a fork that is made inside never collect what is garbage now: objects that own threads would abort it."""
+    parent = os.getpid()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if os.getpid() == parent:
+            gc.unfreeze()
