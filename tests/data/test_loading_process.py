@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from evener.data import loading_process
 from evener.data.loader import open_batches
 from evener.data.loading_process import loading_death
 from evener.data.sampler import Division, ShuffledSampler
@@ -67,10 +68,20 @@ def little_shared_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_full_main_memory_of_a_process_is_no_failure_of_the_task() -> None:
-    full = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+FULL = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+
+def test_full_main_memory_is_no_failure_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading_process, "get_worker_info", object)
     with pytest.raises(RuntimeError) as raised:
-        list(batches(Failing(full)))
+        loading_process.load_in_process(lambda: Failing(FULL)[3], explains=True)
+    assert raised.value is FULL
+
+
+@pytest.mark.slow
+def test_full_main_memory_of_a_process_is_no_failure_of_the_task() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        list(batches(Failing(FULL)))
     is_full = is_out_of_memory(raised.value)
     del raised
     gc.collect()  # its traceback holds the loader, with whose end the processes end
