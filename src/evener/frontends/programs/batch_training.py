@@ -291,7 +291,7 @@ class BatchTraining:
 
 
 def _uses_loss(optimizer: Optimizer) -> bool:
-    """Whether an optimizer's step may compute with the loss of its closure; PyTorch's own only return it."""
+    """Return whether an optimizer's step may compute with the loss of its closure; PyTorch's own only return it."""
     return not type(optimizer).__module__.startswith("torch.optim.") or isinstance(optimizer, torch.optim.LBFGS)
 
 
