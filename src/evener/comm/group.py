@@ -216,7 +216,7 @@ class Group:
             return is_accelerator(self.device)
         return dist.get_backend(self.process_group) != "gloo"
 
-    def draws_alike(self) -> bool:
+    def has_same_generators(self) -> bool:
         """Return whether equal seeds make the devices of all ranks draw equal numbers; every rank calls this."""
         if self.size == 1 or not self.has_accelerators:
             return True

@@ -214,7 +214,7 @@ def local_op(ctx: OpContext) -> LocalOp:
     """Return this rank's part of the operation of `ctx`, in the modes that are set around it."""
     run = _LOCAL_OPS[ctx.operation.kind](ctx)
     is_random = ctx.call.is_random or isinstance(ctx.layer, nn.Dropout)
-    return run if ctx.mesh.draws_alike or not is_random else _drawn_on_processor(run)
+    return run if ctx.mesh.has_same_generators or not is_random else _drawn_on_processor(run)
 
 
 def _drawn_on_processor(run: LocalOp) -> LocalOp:

@@ -19,14 +19,14 @@ class ProcessMesh:
         group: The ranks of this rank's replica, which together hold one model.
         arrangement: The arrangement of all ranks.
         index: Index of this rank's replica.
-        draws_alike: Whether equal seeds make the devices of all ranks draw equal random numbers.
+        has_same_generators: Whether equal seeds make the devices of all ranks draw equal random numbers.
     """
 
     world: Group
     group: Group
     arrangement: Arrangement
     index: int
-    draws_alike: bool = True
+    has_same_generators: bool = True
 
     @property
     def replica(self) -> Replica:
@@ -45,6 +45,4 @@ def form_process_mesh(world: Group, arrangement: Arrangement) -> ProcessMesh:
             group.traffic = world.traffic
             mine = group, index
     assert mine is not None
-    return ProcessMesh(
-        world=world, group=mine[0], arrangement=arrangement, index=mine[1], draws_alike=world.draws_alike()
-    )
+    return ProcessMesh(world, mine[0], arrangement, mine[1], has_same_generators=world.has_same_generators())

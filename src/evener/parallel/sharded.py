@@ -175,7 +175,7 @@ class ShardedModule(nn.Module):
         """
         group, index = (self.mesh.world if self.training else self.mesh.group), self.mesh.index
         samples = len(inputs[0]) if self._present else 0
-        draws_on = inputs[0].device if self.mesh.draws_alike else CPU
+        draws_on = inputs[0].device if self.mesh.has_same_generators else CPU
         is_drawing = self._random and self.training
         counts = gather_sample_counts(
             group, Pass.of(index, samples, inputs, self.training, draws_on if is_drawing else None)

@@ -225,7 +225,7 @@ class DividedPass:
 
     def __init__(self, model: nn.Module, group: Group, arrangement: Arrangement, inputs: Sequence[Tensor]) -> None:
         self._model, self._group = model, group
-        mesh = ProcessMesh(group, group, arrangement, 0, draws_alike=group.draws_alike())
+        mesh = ProcessMesh(group, group, arrangement, 0, has_same_generators=group.has_same_generators())
         self._sharded = ShardedModule(model, mesh, inputs)
         self._shards = self._sharded.state_shards()
         self.sums = self._sharded.sums

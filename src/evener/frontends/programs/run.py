@@ -558,8 +558,8 @@ class Run:
         shapes = self.equivalence_check.shared_draws
         if self.equivalence_check.replica is not None or self._work.alike_draws is not None:
             return
-        shares_all, draws_alike = self._work.draws_alike, self.group.draws_alike()
-        if shares_all and draws_alike:  # their generators are in the same states
+        shares_all, has_same_generators = self._work.draws_alike, self.group.has_same_generators()
+        if shares_all and has_same_generators:  # their generators are in the same states
             return
         if not shares_all and not shapes and not self.group.has_accelerators:  # whose draws may be unknown
             return
@@ -569,7 +569,7 @@ class Run:
             None if shares_all else shapes,
             () if shares_all else self._whole_models(),
             device=self.device,
-            on_processor=not draws_alike,
+            on_processor=not has_same_generators,
             is_compared=self.equivalence_check.check is not None,
         )
         self._work.alike_draws.begin()

@@ -86,7 +86,7 @@ def form_team(world: Group, teams: StageTeams, speeds: Sequence[float]) -> Proce
     group.traffic = world.traffic
     shares = teams.shares[team_index] if teams.shares is not None else tuple(speeds)
     arrangement = Arrangement(division=teams.division, replicas=(Replica(shares=shares),))
-    return ProcessMesh(group, group, arrangement, 0, draws_alike=group.draws_alike())
+    return ProcessMesh(group, group, arrangement, 0, has_same_generators=group.has_same_generators())
 
 
 class ShardedLayer(nn.Module):
