@@ -29,7 +29,7 @@ OTHER = "standin:1" if DEVICE.startswith("standin") else DEVICE
 
 
 def drawn(seed: int, on: str, samples: int, *, on_processor: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """What a node draws for whole batches, and for its own samples, in a model and outside."""
+    """Return the numbers that a node draws for whole batches, and those for its own samples."""
     device, model = torch.device(on), nn.Dropout(0.5)
     shared, own = list[Tensor](), list[Tensor]()
     for generator in accelerators.generators(device):

@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def run(folder: Path, fault: str, moment: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Return a run on two devices, of which the second is struck once."""
+    """Train on two devices; a fault strikes the second one once."""
     (folder / "moment").write_text(moment)
     options = ("--option", "samples=200", "--option", "pause=0.02", "--epochs", "6", "--seed", "3", "--output", "run")
     on = ("--devices", "standin:0,standin:1", "--shares", "1,1")

@@ -76,8 +76,8 @@ def seed_all(*entropy: int, stream: int = 0, device: torch.device | None = None)
     """Seed the CPU's random generators (torch, Python, NumPy's global one), and `device`'s, from whole numbers.
 
     Args:
-        entropy: equal on all ranks, so that what Python and NumPy draw, such as a coin for the batch, is as well.
-        stream: other ones make PyTorch draw other numbers; 0 those of a single process.
+        entropy: the same on all ranks, on which Python and NumPy then draw the same, such as a coin for the batch.
+        stream: number of PyTorch's stream of random numbers; 0 is that of a single process.
         device: of this rank.
     """
     _seed_cpu(_seed_of(*entropy))

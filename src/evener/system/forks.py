@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def garbage_left_to_parent() -> Iterator[None]:
-    """Let a fork that is made inside never collect what is garbage now: objects that own threads would abort it."""
+    """Keep a fork that is made inside from collecting objects of this process; those with threads would abort it."""
     parent = os.getpid()
     gc.freeze()
     try:

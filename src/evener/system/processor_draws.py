@@ -39,7 +39,7 @@ class ProcessorDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except NotImplementedError as error:
             raise InvalidInput(
                 f"{func.overloadpacket.__name__} draws random numbers on an accelerator, and the nodes have devices of "
-                "different kinds, which draw different ones: take nodes of one kind, or leave dropout out of it"
+                "different kinds, which draw different numbers: use devices of one kind, or no dropout there"
             ) from error
 
 

@@ -48,12 +48,11 @@ _CHANGING: frozenset[Any] = frozenset(
 )
 """Functions that may change their first argument, which has the shape of the draw."""
 _OF_LAST_DIM: tuple[Any, ...] = (torch._sample_dirichlet, torch.multinomial, Tensor.multinomial)
-_DRAWING: frozenset[Any] = frozenset(
+_DRAWING: frozenset[Any] = _CHANGING | frozenset(
     (
         *(getattr(torch, name) for name in _FACTORIES),
         *(getattr(Tensor, name) for name in _METHODS),
-        *(getattr(nn.init, name) for name in (*_INITIAL, "xavier_normal_")),
-        *(F.dropout, F.alpha_dropout, F.gumbel_softmax),
+        F.gumbel_softmax,
     )
 )
 
@@ -66,12 +65,12 @@ class AlikeDraws(TorchFunctionMode):
         shapes: of shared draws, in addition to single numbers; None if all draws are shared.
         models: draws within their calls are local unless their shape is shared.
         device: of this node.
-        on_processor: whether the processor draws what is shared, since the nodes' devices draw different numbers.
+        on_processor: whether the processor draws the shared numbers, because the nodes' devices draw different ones.
         is_compared: whether the program was compared, which shows all shared shapes. If it was not, draws outside of
             models are shared between a backward pass and the next batch.
 
     Attributes:
-        is_after_backward: whether that is now.
+        is_after_backward: whether a backward pass has ended since the batch began.
     """
 
     def __init__(

@@ -267,7 +267,7 @@ class BatchTraining:
             if self._task.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self._task.clip_norm)
             self._run.note_loss(loss)
-            return loss if _uses_loss(self._optimizer) else None  # the nodes exchange it at once
+            return loss if _uses_loss(self._optimizer) else None  # for a loss the nodes would wait for each other
 
         if not inspect.signature(self._optimizer.step).parameters:
             closure()

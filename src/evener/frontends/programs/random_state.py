@@ -25,7 +25,7 @@ from evener.system import accelerators
 def take_leaders_state(group: Group, topic: str = "") -> None:
     """Copy the leader's states of the CPU generators (torch, Python, NumPy); every rank calls this.
 
-    The state of an accelerator's generator is copied as well by ranks with the same model of accelerator.
+    Ranks with the leader's model of accelerator copy the state of its generator as well.
     """
     state = decode_msgpack(group.broadcast(_state(group.device) if group.is_leader else b"", topic))
     torch.set_rng_state(torch.frombuffer(bytearray(state[0]), dtype=torch.uint8))
@@ -33,8 +33,9 @@ def take_leaders_state(group: Group, topic: str = "") -> None:
     random.setstate((version, tuple(numbers), gauss))
     name, keys, *rest = state[2]
     np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), *rest))
-    for generator, (model, numbers) in zip(accelerators.generators(group.device)[1:], state[3], strict=False):
-        if model == accelerators.model_and_units(group.device)[0]:
+    model, of_accelerators = state[3]
+    if model == str(accelerators.model_and_units(group.device)):
+        for generator, numbers in zip(accelerators.generators(group.device)[1:], of_accelerators, strict=True):
             generator.set_state(torch.frombuffer(bytearray(numbers), dtype=torch.uint8))
 
 
@@ -82,5 +83,5 @@ def _state(device: torch.device) -> bytes:
     name, keys, *rest = np.random.get_state()
     numbers = np.asarray(keys, dtype=np.uint32).tobytes()
     processor, *others = (one.get_state().numpy().tobytes() for one in accelerators.generators(device))
-    others_by_model = [(accelerators.model_and_units(device)[0], one) for one in others]
-    return msgspec.msgpack.encode((processor, random.getstate(), (name, numbers, *rest), others_by_model))
+    accelerator = str(accelerators.model_and_units(device)), others
+    return msgspec.msgpack.encode((processor, random.getstate(), (name, numbers, *rest), accelerator))
