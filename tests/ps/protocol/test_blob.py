@@ -50,8 +50,9 @@ def test_files_arrive_unchanged_in_any_chunks(tmp_path_factory: Any, sizes: list
     while stream.received < blob.num_bytes:
         stream.add(blob.read(stream.received, sizes[turn % len(sizes)]))
         turn += 1
+    stream.finish()
     arrival = BlobWriter(blob.digest, folder / "to")
-    arrival.add_head(stream.finish().read_bytes())
+    arrival.add_head(stream.put_in_place().read_bytes())
     assert read_back(arrival.finish()) == FILES
     arrival.close()
     assert [path.name for path in (folder / "to").iterdir()] == [blob.digest]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from evener.ps.protocol.blob import CHUNK_BYTES, Blob
-from evener.ps.protocol.job import MAX_PAUSE_S, Submissions, encode_job
+from evener.ps.protocol.job import MAX_PAUSE_S, Submission, Submissions, encode_job
 from evener.ps.protocol.messages import BlobChunk, FetchBlob
 from support.agreements import SYNC
 from support.linear_engine import job, weights
+from support.master_in_threads import wait_until
 from support.strangers import Sent
 
 
@@ -25,6 +32,14 @@ def blob(folder: Path) -> Blob:
     return Blob(folder / "code", ["task.py"])
 
 
+def synced(submissions: Submissions) -> Submission | None:
+    """The run whose blobs have all come, when they are on the disk."""
+    until = time.monotonic() + 10.0
+    while (found := submissions.tick()) is None and time.monotonic() < until:
+        time.sleep(0.001)
+    return found
+
+
 def test_run_without_blobs_is_complete_at_once(tmp_path: Path) -> None:
     sent = Sent()
     found = Submissions(tmp_path, sent).submit(3, buffers())
@@ -35,16 +50,19 @@ def test_run_without_blobs_is_complete_at_once(tmp_path: Path) -> None:
     assert sent == []
 
 
-def test_run_with_blobs_is_complete_with_their_last_chunk(tmp_path: Path) -> None:
+def test_run_with_blobs_is_complete_when_the_last_is_on_the_disk(tmp_path: Path) -> None:
     sent, own = Sent(), blob(tmp_path)
     submissions = Submissions(tmp_path / "blobs", sent)
     assert submissions.submit(3, buffers(own.digest)) is None
     assert isinstance(sent[0][1], FetchBlob)
     piece = BlobChunk(digest=own.digest, offset=0, total=own.num_bytes)
     data = own.read(0, own.num_bytes)
-    assert submissions.chunk(9, piece, memoryview(data)) is None  # of a stranger
-    found = submissions.chunk(3, piece, memoryview(data))
+    submissions.chunk(9, piece, memoryview(data))  # of a stranger
+    assert submissions.tick() is None
+    submissions.chunk(3, piece, memoryview(data))
+    found = synced(submissions)
     assert found is not None
+    assert found.peer == 3
     assert (tmp_path / "blobs" / own.digest).read_bytes() == own.read(0, own.num_bytes)
 
 
@@ -57,7 +75,8 @@ def test_second_submission_waits_while_the_first_continues(tmp_path: Path) -> No
     assert sent.reasons(4) == ["another command is submitting a run: try again"]
     assert "cannot be understood" in sent.reasons(5)[0]
     data = memoryview(own.read(0, own.num_bytes))
-    assert submissions.chunk(3, BlobChunk(digest=own.digest, offset=0, total=own.num_bytes), data) is not None
+    submissions.chunk(3, BlobChunk(digest=own.digest, offset=0, total=own.num_bytes), data)
+    assert synced(submissions) is not None
 
 
 def test_busy_master_gives_its_reason(tmp_path: Path) -> None:
@@ -140,7 +159,8 @@ def test_damaged_blob_ends_its_submission_and_frees_the_slot(tmp_path: Path) -> 
     submissions = Submissions(tmp_path / "blobs", sent)
     submissions.submit(3, buffers(own.digest))
     data = bytes(own.num_bytes)
-    assert submissions.chunk(3, BlobChunk(digest=own.digest, offset=0, total=own.num_bytes), memoryview(data)) is None
+    submissions.chunk(3, BlobChunk(digest=own.digest, offset=0, total=own.num_bytes), memoryview(data))
+    assert submissions.tick() is None
     assert len(sent.reasons(3)) == 1
     assert submissions.submit(4, buffers()) is not None
 
@@ -153,3 +173,73 @@ def test_disconnected_command_frees_the_slot(tmp_path: Path) -> None:
     assert submissions.submit(4, buffers()) is None
     submissions.disconnected(3)
     assert submissions.submit(4, buffers()) is not None
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+class Disk:
+    """A disk that is as slow as a test wants."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_asked, self.answers = threading.Event(), threading.Event()
+        self.effect: Callable[[], None] = lambda: None
+        monkeypatch.setattr("os.fsync", self._sync)
+
+    def _sync(self, _: int) -> None:
+        self.is_asked.set()
+        assert self.answers.wait(10.0)
+        self.effect()
+
+
+def of_blob(own: Blob) -> tuple[BlobChunk, memoryview]:
+    data = own.read(0, own.num_bytes)
+    return BlobChunk(digest=own.digest, offset=0, total=own.num_bytes), memoryview(data)
+
+
+def test_master_does_not_wait_for_the_disk_of_submitted_data(tmp_path: Path, disk: Disk) -> None:
+    clock, sent, own = Clock(), Sent(), blob(tmp_path)
+    submissions = Submissions(tmp_path / "blobs", sent, clock)
+    submissions.submit(3, buffers(own.digest))
+    submissions.chunk(3, *of_blob(own))
+    assert disk.is_asked.wait(10.0)
+    clock.now += 2 * MAX_PAUSE_S
+    assert submissions.tick() is None
+    assert submissions.stalled() is None
+    submissions.chunk(3, BlobChunk(digest=own.digest, offset=own.num_bytes, total=2**30), memoryview(b"more"))
+    assert not (tmp_path / "blobs" / own.digest).exists()
+    disk.answers.set()
+    assert synced(submissions) is not None
+    assert (tmp_path / "blobs" / own.digest).read_bytes() == own.read(0, own.num_bytes)
+
+
+def test_command_that_leaves_while_its_data_are_synced_frees_the_slot(tmp_path: Path, disk: Disk) -> None:
+    sent, own = Sent(), blob(tmp_path)
+    submissions = Submissions(tmp_path / "blobs", sent)
+    submissions.submit(3, buffers(own.digest))
+    submissions.chunk(3, *of_blob(own))
+    assert disk.is_asked.wait(10.0)
+    submissions.disconnected(3)
+    assert submissions.submit(4, buffers()) is not None
+    submissions.submit(5, buffers(own.digest))
+    disk.answers.set()
+    submissions.chunk(5, *of_blob(own))
+    assert synced(submissions) is not None
+    wait_until(lambda: [path.name for path in (tmp_path / "blobs").iterdir()] == [own.digest])
+
+
+def test_disk_that_fails_rejects_the_run(tmp_path: Path, disk: Disk) -> None:
+    def fail() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    sent, own = Sent(), blob(tmp_path)
+    submissions = Submissions(tmp_path / "blobs", sent)
+    disk.effect = fail
+    disk.answers.set()
+    submissions.submit(3, buffers(own.digest))
+    submissions.chunk(3, *of_blob(own))
+    wait_until(lambda: submissions.tick() is None and bool(sent.reasons(3)))
+    assert submissions.submit(4, buffers()) is not None
+    assert list((tmp_path / "blobs").iterdir()) == []

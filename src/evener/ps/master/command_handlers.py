@@ -86,7 +86,7 @@ class CommandHandlers:
         self._send_status(peer)
 
     def _chunk(self, peer: int, _: Grant, header: m.BlobChunk, buffers: Sequence[memoryview]) -> None:
-        self._scheduler.chunk(peer, header, buffers[0] if buffers else memoryview(b""))
+        self._scheduler.submissions.chunk(peer, header, buffers[0] if buffers else memoryview(b""))
 
     def _submit(self, peer: int, grant: Grant, _: m.SubmitRun, buffers: Sequence[memoryview]) -> None:
         self._scheduler.submit(peer, buffers, self._effects.invitations.submitter_of(grant))

@@ -108,6 +108,11 @@ class Handlers:
         self.serve()
         most = IDLE_PATIENCES * self._config.patience
         submissions = self._scheduler.submissions
+        if (submission := submissions.tick()) is not None:
+            try:
+                self._scheduler.begin(submission)
+            except Exception as error:  # the error concerns this command only
+                self._server.fail(submission.peer, error)
         if (stalled := submissions.stalled()) is not None:
             self._server.fail(
                 stalled, BadFrame(f"its run arrives at less than {MIN_BYTES_PER_SECOND} bytes per second")

@@ -35,7 +35,6 @@ from evener.ps.protocol.config import MasterConfig
 from evener.ps.protocol.job import MAX_JOBS_BYTES, AnyJob, Job, Submission, Submissions, encode_job, exclude_each_other
 from evener.ps.protocol.messages import (
     AssignNodes,
-    BlobChunk,
     FetchBlob,
     Ready,
     RunAccepted,
@@ -164,11 +163,27 @@ class Scheduler:
 
     def submit(self, peer: int, buffers: Sequence[memoryview], submitter: str) -> None:
         """Take in a run that the connection `peer` of `submitter` asks for."""
-        self._begin(self.submissions.submit(peer, buffers, submitter))
+        if (submission := self.submissions.submit(peer, buffers, submitter)) is not None:
+            self.begin(submission)
 
-    def chunk(self, peer: int, chunk: BlobChunk, data: memoryview) -> None:
-        """Take in a piece of the code or data of a run that is being submitted."""
-        self._begin(self.submissions.chunk(peer, chunk, data))
+    def begin(self, submission: Submission) -> None:
+        """Begin a run of which everything is here, or reject it."""
+        if reason := self._why_not(submission.job):
+            self._send(submission.peer, RunRejected(reason=shown(reason)))
+            return
+        run = self._new_run(submission)
+        try:
+            self._add(run, (submission.peer,))
+        except OSError as error:
+            with suppress(OSError):  # on such a disk there may be nothing to remove
+                run.store.forget()
+            run.free()
+            self._send(submission.peer, RunRejected(reason=shown(f"run {run.name} cannot begin: {explain(error)[0]}")))
+            return
+        self._send(submission.peer, RunAccepted(run=run.name))
+        self._notify(f"run {run.name} begins{': its ranks work together' if isinstance(run, ActiveRankRun) else ''}")
+        for node in run.present:
+            self.admit(node)
 
     def fetch(self, peer: int, fetch: FetchBlob) -> None:
         """Send a node the piece of a blob that it asks for, or say which node has it."""
@@ -348,27 +363,6 @@ class Scheduler:
         self.submissions.close()
         self._finished.close()
         self._cores.close()
-
-    def _begin(self, submission: Submission | None) -> None:
-        """Begin a run of which everything is here; `submission` is None before."""
-        if submission is None:
-            return
-        if reason := self._why_not(submission.job):
-            self._send(submission.peer, RunRejected(reason=shown(reason)))
-            return
-        run = self._new_run(submission)
-        try:
-            self._add(run, (submission.peer,))
-        except OSError as error:
-            with suppress(OSError):  # on such a disk there may be nothing to remove
-                run.store.forget()
-            run.free()
-            self._send(submission.peer, RunRejected(reason=shown(f"run {run.name} cannot begin: {explain(error)[0]}")))
-            return
-        self._send(submission.peer, RunAccepted(run=run.name))
-        self._notify(f"run {run.name} begins{': its ranks work together' if isinstance(run, ActiveRankRun) else ''}")
-        for node in run.present:
-            self.admit(node)
 
     def _new_run(self, submission: Submission) -> ActiveRun:
         job = replace(submission.job, run=self._home.free_name(submission.job.run))

@@ -72,17 +72,16 @@ class StreamWriter:
     Args:
         digest: name of the blob.
         into: folder of blobs.
-        is_synced: whether `finish` waits for the disk; otherwise the caller syncs.
         share: share of the free disk space that the blob may take.
 
     Attributes:
         received: bytes of the stream so far, which is the offset of the next piece.
     """
 
-    def __init__(self, digest: str, into: Path, *, is_synced: bool = True, share: float = 1.0) -> None:
+    def __init__(self, digest: str, into: Path, *, share: float = 1.0) -> None:
         self._digest, self._place = digest, blob_folder(into, digest)
         into.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._folder, self._is_synced = into, is_synced
+        self._folder = into
         self._draft = Path(tempfile.mkdtemp(dir=into, prefix=f".{digest[:16]}."))
         self._file = (self._draft / "stream").open("xb")
         self._check = StreamCheck(digest)
@@ -104,12 +103,17 @@ class StreamWriter:
         self._file.write(piece)
         self.received += len(piece)
 
-    def finish(self) -> Path:
-        """Move the complete file into place and return its path. Raises InvalidFile: bytes are missing."""
+    def finish(self) -> None:
+        """Check the whole stream. Raises InvalidFile: bytes are missing; OSError."""
         self._check.finish()
         self._file.flush()
-        if self._is_synced:
-            os.fsync(self._file.fileno())
+
+    def sync(self) -> None:
+        """Wait until the finished stream is on the disk, which may take seconds. Raises OSError."""
+        os.fsync(self._file.fileno())
+
+    def put_in_place(self) -> Path:
+        """Move the synced file into place, and return its path. Raises OSError."""
         self._file.close()  # Windows moves no open file
         (self._draft / "stream").replace(self._place)
         return self._place

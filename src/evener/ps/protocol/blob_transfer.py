@@ -1,13 +1,15 @@
 """Blobs pass to the master: code and data from the command that submits a run, checkpoints from a node.
 
 The receiver asks for one piece after the other, a few pieces ahead, so the sender never sends more than the receiver
-takes. After a broken connection it continues from where it was. This module does not send: it returns messages.
+takes. After a broken connection it continues from where it was. A thread waits for the disk, since the master has to
+answer its nodes. This module does not send: it returns messages.
 Nodes receive pieces in any order (`ps.node.blob_fetcher`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from evener.ps.protocol.blob import CHUNK_BYTES, Blob, blob_folder
@@ -34,12 +36,18 @@ class StreamReceiver:
         self._folder, self._writer, self._ahead = folder, writer, ahead
         self._wanted: list[str] = []
         self._arrival: StreamWriter | None = None
+        self._syncing: Future[None] | None = None
         self._requested_bytes = 0
 
     @property
     def is_complete(self) -> bool:
         """Whether all requested blobs are present."""
         return not self._wanted
+
+    @property
+    def is_syncing(self) -> bool:
+        """Whether a blob has come that may not be on the disk yet; `tick` takes it from there."""
+        return self._syncing is not None
 
     def request(self, digests: Iterable[str]) -> list[FetchBlob]:
         """Request these blobs and no others; return the first messages to send."""
@@ -58,7 +66,8 @@ class StreamReceiver:
     def takes(self, chunk: BlobChunk) -> bool:
         """Return whether a piece is the next one; others were requested over a lost connection, or never."""
         arrival = self._arrival
-        return arrival is not None and chunk.digest == self._wanted[0] and chunk.offset == arrival.received
+        is_next = arrival is not None and chunk.digest == self._wanted[0] and chunk.offset == arrival.received
+        return is_next and not self.is_syncing
 
     def receive(self, chunk: BlobChunk, data: memoryview) -> list[FetchBlob]:
         """Write a piece that arrived; return the next messages to send.
@@ -76,6 +85,17 @@ class StreamReceiver:
         if arrival.received < chunk.total:
             return [self._next()] if self._requested_bytes < chunk.total else []
         arrival.finish()
+        thread = ThreadPoolExecutor(1, "evener-sync")
+        self._syncing = thread.submit(arrival.sync)
+        thread.shutdown(wait=False)
+        return []
+
+    def tick(self) -> list[FetchBlob]:
+        """Put a blob in place that is on the disk by now; return the next messages to send. Raises OSError."""
+        if self._arrival is None or self._syncing is None or not self._syncing.done():
+            return []
+        self._syncing.result()
+        self._arrival.put_in_place()
         return self.request(self._wanted[1:])
 
     def path_of(self, digest: str) -> Path:
@@ -84,10 +104,12 @@ class StreamReceiver:
 
     def close(self) -> None:
         """Forget an incomplete blob."""
-        self._wanted = []
-        if self._arrival is not None:
-            self._arrival.close()
-            self._arrival = None
+        arrival, syncing = self._arrival, self._syncing
+        self._wanted, self._arrival, self._syncing = [], None, None
+        if arrival is not None and syncing is not None:
+            syncing.add_done_callback(lambda _: arrival.close())
+        elif arrival is not None:
+            arrival.close()
 
     def _next(self) -> FetchBlob:
         fetch = FetchBlob(digest=self._wanted[0], offset=self._requested_bytes)

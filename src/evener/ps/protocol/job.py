@@ -254,19 +254,30 @@ class Submissions:
         self._ask(peer, self._receiver.request(job.blobs))
         return self._complete()
 
-    def chunk(self, peer: int, chunk: BlobChunk, data: memoryview) -> Submission | None:
-        """Write a piece of a blob; return the run if this was its last piece."""
+    def chunk(self, peer: int, chunk: BlobChunk, data: memoryview) -> None:
+        """Write a piece of a blob."""
         arriving = self._arriving
         is_of_it = arriving is not None and arriving.peer == peer and arriving.submission is not None
-        if arriving is None or not is_of_it or not self._receiver.takes(chunk):
+        if arriving is not None and is_of_it and self._receiver.takes(chunk):
+            self.arrived(peer, arriving.received + len(data))
+            self._fetch(arriving, lambda: self._receiver.receive(chunk, data))
+
+    def tick(self) -> Submission | None:
+        """Return the run if its last blob is on the disk by now."""
+        arriving = self._arriving
+        if arriving is None or not self._receiver.is_syncing:
             return None
-        self.arrived(peer, arriving.received + len(data))
+        arriving.until = self._clock() + MAX_PAUSE_S
+        self._fetch(arriving, self._receiver.tick)
+        return self._complete()
+
+    def _fetch(self, arriving: _Arriving, action: Callable[[], Sequence[FetchBlob]]) -> None:
+        """Send the next requests; reject a run whose blobs cannot be received."""
         try:
-            self._ask(peer, self._receiver.receive(chunk, data))
+            self._ask(arriving.peer, action())
         except (EvenerError, OSError) as error:
             self.close()
-            self._send(peer, RunRejected(reason=shown(str(error))))
-        return self._complete()
+            self._send(arriving.peer, RunRejected(reason=shown(str(error))))
 
     @property
     def num_bytes(self) -> int:

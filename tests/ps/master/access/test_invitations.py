@@ -13,6 +13,7 @@ from evener.ps.master.scheduler import Scheduler
 from evener.ps.protocol import messages as m
 from evener.ps.protocol.config import StateDir
 from evener.ps.protocol.directions import ToNode
+from evener.ps.protocol.job import Submission
 from evener.ps.protocol.messages import Invite, RevokeInvitation
 from evener.records.errors import InvalidInput, InvalidValue
 from evener.wire.connect import open_connection
@@ -144,13 +145,13 @@ def test_invited_submitter_has_a_name_and_cannot_invite(
     with plane("a") as ps, ps.control() as admin:
         invitation = admin.invite(Invite(submitter="alice", seconds=60.0))
         heard: list[str] = []
-        begin = Scheduler._begin
+        begin = Scheduler.begin
 
-        def listening(self: Scheduler, submission: object) -> None:
-            heard.append(submission.job.submitter)  # type: ignore[attr-defined]
-            begin(self, submission)  # type: ignore[arg-type]
+        def listening(self: Scheduler, submission: Submission) -> None:
+            heard.append(submission.job.submitter)
+            begin(self, submission)
 
-        monkeypatch.setattr(Scheduler, "_begin", listening)
+        monkeypatch.setattr(Scheduler, "begin", listening)
         own, ps.identity = ps.identity, ps.identity
         from evener.ps.client import MasterClient
 

@@ -1,8 +1,8 @@
 """Checkpoints of a run whose ranks work together: the master fetches them from the node that writes them.
 
     RankSaved    -> FetchBlob: a few pieces at a time, since the node sends heartbeats over the same connection
-    RankPiece    -> ... until the blob is complete
-    a thread syncs it to the disk; then it is the checkpoint to restart from if no rank is left
+    RankPiece    -> ... until the blob is complete and on the disk: then it is the checkpoint to restart from if no
+                    rank is left
 
 The previous checkpoint is kept until then, and the one that the ranks began from as long as they train, since nodes
 that join later begin from it, too. The master never reads a checkpoint; nodes do, without pickle.
@@ -10,9 +10,7 @@ that join later begin from it, too. The master never reads a checkpoint; nodes d
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -53,10 +51,8 @@ class RankCheckpoints:
         notify: Callable[[str], None],
     ) -> None:
         self._send, self._keep, self._notify = send, keep, notify
-        self._receiver = StreamReceiver(blobs, partial(StreamWriter, is_synced=False, share=_SHARE), _AHEAD)
+        self._receiver = StreamReceiver(blobs, partial(StreamWriter, share=_SHARE), _AHEAD)
         self._from: NodeRecord | None = None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evener-checkpoints")
-        self._syncing: Future[None] | None = None
         self._coming = self.last = Saved(step=0, digest="")
         self.base = self._replaced = ""
 
@@ -93,20 +89,22 @@ class RankCheckpoints:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a complete checkpoint is being synced to the disk."""
-        return self._syncing is not None
+        """Whether a checkpoint has come that may not be on the disk yet."""
+        return self._receiver.is_syncing
 
     def tick(self) -> None:
         """Make a checkpoint the last one when it is on the disk."""
-        if self._syncing is None or not self._syncing.done():
+        if not self.is_busy:
             return
-        error, self._syncing = self._syncing.exception(), None
-        if error is not None:
-            self._notify(f"warning: the checkpoint of step {self._coming.step} cannot be saved: {error}")
+        try:
+            self._receiver.tick()
+        except OSError as error:
+            self._not_saved(error)
             return
-        before, self.last = self.last, self._coming
-        self._keep(self.last)
-        self._remove(before.digest)
+        if not self.is_busy:
+            before, self.last = self.last, self._coming
+            self._keep(self.last)
+            self._remove(before.digest)
 
     def weights(self) -> bytes:
         """Return the weights of the last checkpoint as a safetensors file; empty if there are none."""
@@ -123,7 +121,6 @@ class RankCheckpoints:
     def close(self) -> None:
         """Stop, and keep the files: the master ends."""
         self._give_up()
-        self._thread.shutdown()
 
     def forget(self) -> None:
         """Stop, and remove the files: the run is over."""
@@ -139,16 +136,17 @@ class RankCheckpoints:
             self._receiver.path_of(digest).unlink(missing_ok=True)
 
     def _fetch(self, action: Callable[[], Sequence[FetchBlob]]) -> None:
-        """Send the next requests, and sync the checkpoint when it is complete."""
+        """Send the next requests; the node is not needed any more when its checkpoint is complete."""
         try:
             self._ask(action())
         except (EvenerError, OSError) as error:
-            self._notify(f"warning: the checkpoint of step {self._coming.step} cannot be saved: {error}")
-            self._give_up()
-            return
-        if self._receiver.is_complete:
-            self._give_up()
-            self._syncing = self._thread.submit(_sync, self._receiver.path_of(self._coming.digest))
+            self._not_saved(error)
+        if self.is_busy:
+            self._from = None
+
+    def _not_saved(self, error: Exception) -> None:
+        self._notify(f"warning: the checkpoint of step {self._coming.step} cannot be saved: {error}")
+        self._give_up()
 
     def _ask(self, fetches: Sequence[FetchBlob]) -> None:
         assert self._from is not None
@@ -158,9 +156,3 @@ class RankCheckpoints:
     def _give_up(self) -> None:
         self._from = None
         self._receiver.close()
-
-
-def _sync(path: Path) -> None:
-    """Return when the file is on the disk. Raises OSError."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
