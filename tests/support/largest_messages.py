@@ -302,6 +302,7 @@ class Evil:
         self._token = Token.parse(token)
         self.sent = self.closed = self.process = 0
         self.run = "linear-1" if state == "beside a run" else RUN
+        self._incarnation, self._is_prepared = time.time_ns(), False
         self.connection: Connection[m.Header] | None = None
 
     def come(self) -> None:
@@ -319,8 +320,8 @@ class Evil:
         if self.state == "stranger" or self._role == "submitter":
             return
         join = m.Join(
-            protocol=m.PROTOCOL_VERSION, name=self._name, incarnation=1, evener="0", python="3", torch="",
-            clock=time.time(), device="cpu", profile=PROFILE,
+            protocol=m.PROTOCOL_VERSION, name=self._name, incarnation=self._incarnation, evener="0", python="3",
+            torch="", clock=time.time(), device="cpu", profile=PROFILE,
         )  # fmt: skip
         self.connection.send(join)
         with suppress(ConnectionLost):  # the run may be over, because of what was sent
@@ -329,8 +330,8 @@ class Evil:
     def _begin(self, connection: Connection[m.Header]) -> None:
         """Take part in the run, where there is one."""
         self.connection = connection
-        if self.state == "in a run":
-            self.run = self._until(m.Prepare).run
+        if self.state == "in a run" and not self._is_prepared:
+            self.run, self._is_prepared = self._until(m.Prepare).run, True
             self.connection.send(m.Ready(run=self.run, unit_seconds=1e-3))
         elif self.state == "a rank":
             run = self._until(r.PrepareRank).run
@@ -387,7 +388,7 @@ class Evil:
         assert self.connection is not None
         until = time.monotonic() + 5
         while not isinstance(header := self.connection.receive().header, kind):
-            if time.monotonic() > until:
+            if time.monotonic() > until or isinstance(header, m.Quarantine):  # after it was lost again and again
                 raise ConnectionLost(f"no {kind.__name__} came")
         return header
 
