@@ -130,6 +130,26 @@ def test_task_waits_once_more_than_the_plain_loop(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        ((), 1),
+        (("--strategy", "sharded"), 2),
+        (("--strategy", "filter"), 2),
+        (("--strategy", "pipeline", "--micro-batches", "1"), 2),
+    ],
+    ids=lambda value: "" if isinstance(value, int) else "".join(value[1:2]) or "data",
+)
+def test_norm_of_divided_gradients_is_read_once_in_a_step(
+    tmp_path: Path, file: Path, plain: float, words: tuple[str, ...], most: int
+) -> None:
+    words = ("--devices", f"{DEVICE},{OTHER}", *words, "--option", "clip=true", "--no-check", "--output", "run")
+    ran = evener("train", WAITING, *words, cwd=tmp_path, timeout=200)
+    assert ran.returncode == 0, ran.stderr
+    assert waits_of_a_step(file) <= plain + most
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("divisor", [False, True])
 @pytest.mark.parametrize("on", [DEVICE, f"{DEVICE},{OTHER}"])
 def test_batch_task_waits_once_more_than_the_plain_loop(

@@ -39,8 +39,8 @@ class PartlyUsed(nn.Module):
         return outputs
 
 
-def task(norm: bool = True, unused: int = 0) -> Task:
-    """A task, with BatchNorm or without, or without it and with `unused` weights."""
+def task(norm: bool = True, unused: int = 0, clip: bool = False) -> Task:
+    """A task, with BatchNorm or without, or without it and with `unused` weights, and perhaps short gradients."""
     return Task(
         name="waiting",
         model=lambda: PartlyUsed(unused) if unused else model(norm=norm),
@@ -49,4 +49,5 @@ def task(norm: bool = True, unused: int = 0) -> Task:
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
         batch_size=BATCH,
         epochs=1,
+        clip_norm=0.1 if clip else None,
     )
