@@ -163,6 +163,7 @@ def test_self_check_passes_before_the_first_step(tmp_path: Path, strategy: str) 
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.slow
 def test_model_that_does_not_fit_is_refused_in_one_sentence(tmp_path: Path) -> None:
     words = ("train", "synthetic", "--devices", DEVICE, "--memory", "1MB", "--output", "run")
     ran = evener(*words, cwd=tmp_path, timeout=120)
