@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE =
 # Tests wait more than they compute. Neighbours share what a module made once, so that a worker takes many in a row.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
+# Those on accelerators in main memory compute, each in several processes.
+CORES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 # The device of tests that need one: two accelerators in main memory, but not in CI.
 DEVICE = $(or $(EVENER_TEST_DEVICE),$(if $(CI),none,standin:0))
@@ -34,7 +36,7 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not alone and not cuda"
 	$(BIN)/python -m pytest -m "not slow and alone and not cuda"
-	EVENER_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest -n $(WORKERS) -m "cuda and not slow"
+	EVENER_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest -n $(CORES) --dist worksteal -m "cuda and not slow"
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "slow and not cuda" --timeout 600
