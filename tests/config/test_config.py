@@ -43,6 +43,7 @@ SHIPPED = {"agreement": "sync", "ship_data": True}
         ({"agreement": "sync", "token": "t", "token_file": Path("t")}, "--token and --token-file exclude each other"),
         ({"plan": Path("plan"), "shares": "equal"}, "--shares does not go with --plan, which says it already"),
         ({"strategy": "sharded", "rematerialise": "except_last"}, "it is for pipelines if it is except_last"),
+        ({"strategy": "pipeline+filter", "schedule": "zero-bubble"}, "one node a stage if it is zero-bubble"),
         ({"patience": 0.0}, "--patience must be positive seconds"),
     ],
     ids=str,

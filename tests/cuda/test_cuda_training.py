@@ -96,6 +96,7 @@ def test_divided_layer_training_equals_one_process(
         ("pipeline", ("gpu", "gpu"), {"micro_batches": 4, "schedule": "1f1b"}),
         ("pipeline", ("gpu", "gpu", "gpu"), {"micro_batches": 4, "schedule": "gpipe", "rematerialise": "always"}),
         ("pipeline", ("gpu", "cpu"), {"micro_batches": 3}),
+        ("pipeline", ("gpu", "gpu"), {"micro_batches": 4, "schedule": "zero-bubble"}),
         ("pipeline", ("cpu", "gpu"), {"micro_batches": 3, "rematerialise": "always"}),
         ("data+pipeline", ("gpu", "gpu", "gpu"), {"shares": "1,1,1", "replicas": "2,1", "micro_batches": 3}),
     ),

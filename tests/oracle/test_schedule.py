@@ -15,12 +15,14 @@ from evener.oracle.schedule import (
     ScheduleName,
     SimulatedStep,
     bubble,
+    divided_in,
     max_held,
     simulate,
     with_recomputing,
 )
 
 names = st.sampled_from(list(SCHEDULES))
+of_two_passes = st.sampled_from(["gpipe", "1f1b"])
 numbers = st.integers(min_value=1, max_value=6)
 seconds = st.lists(st.floats(0.1, 5), min_size=1, max_size=5)
 
@@ -50,26 +52,33 @@ def play(table: list[list[Action]]) -> list[dict[Action, int]]:
     return done
 
 
-def drawing(name: ScheduleName) -> list[str]:
+def drawing(name: ScheduleName, micro_batches: int, backward: int) -> list[str]:
+    signs = {"forward": "01234567", "backward": "abcdefgh", "weights": "ABCDEFGH"}
+    step = simulate([1.0] * 4, [float(backward)] * 4, micro_batches, name)
     lines = []
-    for times in play(rows(name, 4, 3)):
-        letters = {t: "abc"[a.micro_batch] if a.kind == "backward" else str(a.micro_batch) for a, t in times.items()}
-        lines.append(" ".join(letters.get(t, ".") for t in range(12)))
+    for passes in step.passes:
+        line = ["."] * round(step.seconds)
+        for action, start, end in passes:
+            for place in range(round(start), round(end)):
+                line[place] = signs[action.kind][action.micro_batch]
+        lines.append(" ".join(line))
     return lines
 
 
-@pytest.mark.parametrize(("name", "column"), [("gpipe", 0), ("1f1b", 1)])
-def test_the_docstring_draws_the_schedule_correctly(name: ScheduleName, column: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "table", "column", "micro_batches", "backward"),
+    [("gpipe", 0, 0, 3, 1), ("1f1b", 0, 1, 3, 1), ("zero-bubble", 1, 0, 8, 2)],
+)
+def test_the_docstring_draws_the_schedule_correctly(
+    name: ScheduleName, table: int, column: int, micro_batches: int, backward: int
+) -> None:
     assert schedule.__doc__ is not None
-    drawn = [
-        re.split(r"\s*stage \d  ", line)[1:]
-        for line in schedule.__doc__.splitlines()
-        if "stage 0  " in line or re.match(r"\s+stage [123]  ", line)
-    ]
-    assert [row[column].strip() for row in drawn] == [line.strip() for line in drawing(name)]
+    lines = [line for line in schedule.__doc__.splitlines() if re.match(r"\s+stage \d  ", line)]
+    drawn = [re.split(r"\s*stage \d  ", line)[1:][column] for line in lines[4 * table : 4 * table + 4]]
+    assert [row.strip() for row in drawn] == drawing(name, micro_batches, backward)
 
 
-@given(names, numbers, numbers)
+@given(of_two_passes, numbers, numbers)
 def test_micro_batches_pass_once_and_idle_share_matches_gpipe(
     name: ScheduleName, stages: int, micro_batches: int
 ) -> None:
@@ -97,15 +106,17 @@ def test_recomputing_directly_precedes_backward_without_waiting(
     table = []
     for actions in rows(name, stages, micro_batches):
         full = with_recomputing(actions, again)
-        assert [action for action in full if action.kind != "recompute"] == actions
+        undivided = [one for one in actions if one.kind != "weights" or one.micro_batch not in again]
+        assert [action for action in full if action.kind != "recompute"] == undivided
         for i, action in enumerate(full):
             if action.kind == "recompute":
                 assert full[i + 1] == Action("backward", action.micro_batch)
+        assert divided_in(full).isdisjoint(again)
         table.append(full)
     play(table)
 
 
-@pytest.mark.parametrize("name", list(SCHEDULES))
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("stages", [1, 2, 4, 8])
 @pytest.mark.parametrize("micro_batches", [1, 4, 16])
 def test_bubble_of_equal_stages_matches_the_published_one(name: ScheduleName, stages: int, micro_batches: int) -> None:
@@ -114,6 +125,27 @@ def test_bubble_of_equal_stages_matches_the_published_one(name: ScheduleName, st
     assert idle == pytest.approx((stages - 1) / (micro_batches + stages - 1))
     assert idle == pytest.approx(bubble(stages, micro_batches))
     assert step.seconds == pytest.approx(3 * (micro_batches + stages - 1))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("micro_batches", [8, 16, 40])
+def test_zero_bubble_idles_until_the_first_micro_batch_comes(stages: int, micro_batches: int) -> None:
+    step = simulate([1.0] * stages, [2.0] * stages, micro_batches, "zero-bubble")
+    assert step.seconds == pytest.approx(3 * micro_batches + stages - 1)
+
+
+@given(numbers, numbers)
+def test_zero_bubble_passes_once_and_holds_what_it_says(stages: int, micro_batches: int) -> None:
+    table = rows("zero-bubble", stages, micro_batches)
+    play(table)
+    for stage, actions in enumerate(table):
+        for kind in ("forward", "backward"):
+            assert [one.micro_batch for one in actions if one.kind == kind] == list(range(micro_batches))
+        divided = [one.micro_batch for one in actions if one.kind == "weights"]
+        assert divided == list(range(micro_batches))[-2 * (stages - 1) :] if stage else divided == []
+        for i in divided:
+            assert actions.index(Action("weights", i)) > actions.index(Action("backward", i))
+        assert max_held(actions) <= 2 * stages - 1 - stage
 
 
 def test_passes_of_1f1b_alternate_after_the_warm_up() -> None:
@@ -140,7 +172,9 @@ def test_every_pass_runs_once_and_waits_for_its_input(
     step = simulate(forward, backward, micro_batches, name, transfer)
     for stage in range(len(forward)):
         passes = times(step, stage)
-        assert set(passes) == {Action(kind, m) for kind in ("forward", "backward") for m in range(micro_batches)}
+        assert {action for action in passes if action.kind != "weights"} == {
+            Action(kind, m) for kind in ("forward", "backward") for m in range(micro_batches)
+        }
         for m in range(micro_batches):
             assert passes[Action("backward", m)][0] >= passes[Action("forward", m)][1] - 1e-9
             if stage:

@@ -153,6 +153,11 @@ _STRATEGY_CONFLICTS = (
     Conflict(("micro_batches",), lambda _, s: not is_pipeline(s), "pipelines; others have --accumulate"),
     Conflict(("accumulate",), lambda _, s: is_pipeline(s), "others; pipelines have --micro-batches"),
     Conflict(("schedule",), lambda _, s: not is_pipeline(s), "pipelines"),
+    Conflict(
+        ("schedule",),
+        lambda c, s: c.schedule == "zero-bubble" and is_of_teams(s),
+        "pipelines with one node a stage if it is zero-bubble",
+    ),
     Conflict(("shares",), lambda _, s: s == "pipeline", "others: stages follow the layers"),
     Conflict(("rematerialise",), lambda _, s: s in WHOLE_MODEL, "models that are divided"),
     Conflict(

@@ -84,7 +84,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     micro_batches: Annotated[
         int | None, Meta(description="(pipeline) Consecutive parts of a batch. Default: 4 per stage.")
     ] = None
-    schedule: Annotated[ScheduleName, Meta(description="(pipeline) 1f1b or gpipe.")] = "1f1b"
+    schedule: Annotated[ScheduleName, Meta(description="(pipeline) 1f1b, gpipe or zero-bubble.")] = "1f1b"
     rematerialise: Annotated[
         Rematerialise,
         Meta(description="(model parallelism) Compute activations twice to save memory: auto, never, always ..."),

@@ -9,6 +9,18 @@ Four stages, three micro-batches; a number is a forward pass, a letter the backw
     stage 3  . . . 0 1 2 c b a . . .      stage 3  . . . 0 a 1 b 2 c . . .
 
 Both idle for (K-1) / (M+K-1) of the time. GPipe holds all M micro-batches, 1F1B at most K - k on stage k.
+
+Zero bubble (Qi et al., 2024) divides the last 2(K-1) backward passes: the gradients of a stage's inputs, for which an
+earlier stage waits (a letter), and those of its weights, which fill the time in which it would idle (a capital letter).
+The inputs of the first stage need no gradients:
+
+    stage 0  0 1 2 3 4 5 6 . . . a a 7 b b c c d d e e f f g g h h
+    stage 1  . 0 1 2 3 4 . . a a 5 b b 6 c 7 d C e D f E g F h G H
+    stage 2  . . 0 1 2 . a a 3 b b 4 c 5 d 6 e C 7 f D g E h F G H
+    stage 3  . . . 0 a a 1 b b 2 c 3 d 4 e 5 f C 6 g D 7 h E F G H
+
+Stage k holds at most 2K - 1 - k micro-batches. Stages of equal duration idle for (K-1) / (3M+K-1) of the time, until
+the first micro-batch comes, if a forward pass takes a third of it.
 """
 
 from __future__ import annotations
@@ -17,8 +29,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-Kind = Literal["forward", "recompute", "backward", "evaluate"]
-ScheduleName = Literal["gpipe", "1f1b"]
+Kind = Literal["forward", "recompute", "backward", "weights", "evaluate"]
+ScheduleName = Literal["gpipe", "1f1b", "zero-bubble"]
 Rematerialise = Literal["always", "except_last", "never", "auto"]
 """For which micro-batches a stage recomputes activations in the backward pass to save memory."""
 
@@ -48,9 +60,24 @@ def one_forward_one_backward(stage: int, num_stages: int, micro_batches: int) ->
     return actions
 
 
+def zero_bubble(stage: int, num_stages: int, micro_batches: int) -> list[Action]:
+    """Return the passes of 1F1B with twice as many forward passes ahead; the last backward passes are divided."""
+    ahead = min(2 * (num_stages - 1 - stage), micro_batches)
+    undivided = max(0, micro_batches - 2 * (num_stages - 1)) if stage else micro_batches
+    actions = [Action("forward", i) for i in range(ahead)]
+    for i in range(micro_batches):
+        if i + ahead < micro_batches:
+            actions.append(Action("forward", i + ahead))
+        actions.append(Action("backward", i))
+        if i - stage >= undivided:
+            actions.append(Action("weights", i - stage))
+    return actions + [Action("weights", i) for i in range(max(undivided, micro_batches - stage), micro_batches)]
+
+
 SCHEDULES: dict[ScheduleName, Callable[[int, int, int], list[Action]]] = {
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
+    "zero-bubble": zero_bubble,
 }
 
 
@@ -59,16 +86,23 @@ def evaluation(micro_batches: int) -> list[Action]:
     return [Action("evaluate", i) for i in range(micro_batches)]
 
 
+def divided_in(actions: Sequence[Action]) -> frozenset[int]:
+    """Return the micro-batches whose backward pass leaves the gradients of weights to a later pass."""
+    return frozenset(action.micro_batch for action in actions if action.kind == "weights")
+
+
 def with_recomputing(actions: Sequence[Action], recomputed: Collection[int]) -> list[Action]:
     """Return `actions` with a second forward pass before the backward pass of each micro-batch in `recomputed`.
 
-    A stage begins it as soon as it is idle, before the gradient that its backward pass needs arrives.
+    A stage begins it as soon as it is idle, before the gradient that its backward pass needs arrives. The backward pass
+    is not divided, so that such a micro-batch is not held any longer.
     """
     result = []
     for action in actions:
-        if action.kind == "backward" and action.micro_batch in recomputed:
+        if action.micro_batch in recomputed and action.kind == "backward":
             result.append(Action("recompute", action.micro_batch))
-        result.append(action)
+        if action.micro_batch not in recomputed or action.kind != "weights":
+            result.append(action)
     return result
 
 
@@ -77,11 +111,13 @@ def max_held(actions: Sequence[Action], recomputed: Collection[int] = ()) -> int
 
     Those in `recomputed` are held from their recomputation only.
     """
+    performed = with_recomputing(actions, recomputed)
+    divided = divided_in(performed)
     held = largest = 0
-    for action in with_recomputing(actions, recomputed):
-        if action.kind == "backward":
+    for action in performed:
+        if action.kind == "weights" or (action.kind == "backward" and action.micro_batch not in divided):
             held -= 1
-        elif action.kind == "recompute" or action.micro_batch not in recomputed:
+        elif action.kind == "recompute" or (action.kind == "forward" and action.micro_batch not in recomputed):
             held += 1
         largest = max(largest, held)
     return largest
@@ -117,7 +153,8 @@ def simulate(
     """Simulate a step in which a pass starts when its stage is free and its input has arrived.
 
     Args:
-        forward, backward: seconds of each stage for one micro-batch.
+        forward, backward: seconds of each stage for one micro-batch. In a backward pass that the schedule divides, the
+            gradients of weights take half of the time.
         micro_batches: number of micro-batches of the step.
         schedule: order of passes of each stage.
         transfer: seconds from stage k to stage k+1 and back, one for each stage but the last; zero by default.
@@ -125,6 +162,7 @@ def simulate(
     num_stages = len(forward)
     links = [*(transfer or [0.0] * (num_stages - 1)), 0.0]
     todo = [SCHEDULES[schedule](k, num_stages, micro_batches) for k in range(num_stages)]
+    divided = [divided_in(actions) for actions in todo]
     ends: list[dict[Action, float]] = [{} for _ in range(num_stages)]
     passes: list[list[tuple[Action, float, float]]] = [[] for _ in range(num_stages)]
     free = [0.0] * num_stages
@@ -137,7 +175,8 @@ def simulate(
                 if arrival is None:
                     break
                 start = max(free[k], arrival)
-                free[k] = ends[k][action] = start + (forward[k] if action.kind == "forward" else backward[k])
+                part = 0.5 if action.micro_batch in divided[k] else 1.0
+                free[k] = ends[k][action] = start + (forward[k] if action.kind == "forward" else part * backward[k])
                 passes[k].append((action, start, free[k]))
         unfinished = [k for k in unfinished if len(passes[k]) < len(todo[k])]
     busy = tuple(micro_batches * (f + b) for f, b in zip(forward, backward, strict=True))
@@ -146,6 +185,8 @@ def simulate(
 
 def _arrival(ends: Sequence[dict[Action, float]], stage: int, action: Action, links: Sequence[float]) -> float | None:
     """Return when the input of a pass is available; None while that is unknown."""
+    if action.kind == "weights":
+        return ends[stage].get(Action("backward", action.micro_batch))
     if action.kind == "forward":
         if stage == 0:
             return 0.0

@@ -106,6 +106,11 @@ def test_recomputed_stages_of_several_ranks_equal_one_process(policy: str) -> No
     hold("residual", "filter", UNEVEN, rematerialise=policy, schedule="gpipe")
 
 
+def test_zero_bubble_is_refused_for_stages_of_several_ranks() -> None:
+    with pytest.raises(InvalidValue):
+        hold("residual", "filter", UNEVEN, schedule="zero-bubble")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("shares", [THREE_BY_TWO, TWO_BY_THREE], ids=["3x2", "2x3"])

@@ -127,7 +127,7 @@ def test_evaluation_order_that_contradicts_the_cut_is_refused() -> None:
     ("options", "message"),
     [
         ({"micro_batches": 0}, "micro_batches must be positive, got 0"),
-        ({"schedule": "zigzag"}, "schedule must be one of gpipe, 1f1b, got 'zigzag'"),
+        ({"schedule": "zigzag"}, "schedule must be one of gpipe, 1f1b, zero-bubble, got 'zigzag'"),
         ({"rematerialise": "some"}, "rematerialise must be one of always, except_last, never, auto, got 'some'"),
         ({"replicas": [[0], [0]]}, "replicas must be each rank from 0 to 1 once"),
         ({"on": [CPU] * 3}, "stages must be 3, one on every device or rank of a replica, got 2"),

@@ -8,6 +8,7 @@ import pytest
 
 from evener.comm.joining import leave_group
 from evener.launch.rank_environment import RankEnvironment
+from evener.oracle.schedule import SCHEDULES
 from evener.parallel.pipeline.micro_batches import divided
 from evener.parallel.pipeline.pipeline import Pipeline
 from support.pipeline_cases import CASES, TOLERANCE, Result, assert_equal, cost, descend, joined, piped, serial, start
@@ -34,7 +35,7 @@ def test_stage_on_every_rank_equals_one_process(ranks: int) -> None:
     orders: list[tuple[str, int, int, Options]] = []
     for name in ("residual", "tied", "branches"):
         for micro_batches in (1, 3, 8):
-            for schedule in ("gpipe", "1f1b"):
+            for schedule in SCHEDULES:
                 policy = ("always", "except_last", "never")[len(orders) % 3]
                 orders.append((name, 18, micro_batches, {"schedule": schedule, "rematerialise": policy}))
     start(compare, ranks, orders)

@@ -15,11 +15,12 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from evener.oracle.schedule import SCHEDULES, Action, evaluation, max_held, with_recomputing
+from evener.oracle.schedule import SCHEDULES, Action, divided_in, evaluation, max_held, with_recomputing
 from evener.parallel.pipeline.micro_batches import divided, micro_batch_sizes, resized, samples_in
 from evener.parallel.pipeline.partition_plan import PartitionPlan, PipelineConfig, recomputed
 from evener.parallel.pipeline.partition_problem import PartitionProblem
 from evener.parallel.pipeline.placement import P2P, StageHost
+from evener.parallel.pipeline.split_backward import backward_of_inputs
 from evener.parallel.pipeline.stage_modules import StageModules, StageRNG, mix
 from evener.parallel.pipeline.stage_program import StageProgram, StagePrograms
 from evener.parallel.pipeline.timeline import StageClock, StageEvent
@@ -179,11 +180,14 @@ class _StageRun:
         self._coming: dict[Action, list[Callable[[], Tensor]]] = {}
         self._inputs: dict[int, list[Tensor]] = {}
         self._made: dict[int, list[Tensor]] = {}
+        self._later: dict[int, Callable[[], object]] = {}
+        self._divided: Collection[int] = ()
         self.total = torch.zeros((), device=rng.device)
 
     def run(self, actions: Sequence[Action], inputs: Sequence[Sequence[Tensor]]) -> list[Any]:
         """Perform `actions` in order; return the results of evaluation. Only the first stage reads `inputs`."""
         evaluated = []
+        self._divided = divided_in(actions)
         for i, action in enumerate(actions):
             for coming in actions[i : i + 1 + _AHEAD]:
                 if coming not in self._coming:
@@ -211,6 +215,7 @@ class _StageRun:
             "forward": self._forward,
             "recompute": self._recompute,
             "backward": self._backward,
+            "weights": self._add_to_weights,
             "evaluate": self._evaluate,
         }[action.kind]
         self._clock.start()
@@ -221,7 +226,7 @@ class _StageRun:
             needing = [value for value in program.inputs if value.needs_grad]
             for value, gradient in zip(needing, made, strict=True):
                 self._p2p.send(gradient, value.made_by, "gradients")
-        elif action.kind != "recompute" and program.outputs:
+        elif action.kind in ("forward", "evaluate") and program.outputs:
             for value, tensor in zip(program.outputs, made, strict=True):
                 for user in value.used_by:
                     self._p2p.send(tensor.to(value.dtype), user, "activations")
@@ -250,10 +255,19 @@ class _StageRun:
     def _backward(self, micro_batch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Return gradients of the inputs that need one, from one gradient for each stage that uses an output."""
         made, inputs = self._made.pop(micro_batch), self._inputs.pop(micro_batch)
-        if made:
-            torch.autograd.backward(made, list(gradients) if self._loss is None else None)
         needing = [tensor for tensor in inputs if tensor.requires_grad]
-        return [tensor.grad if tensor.grad is not None else torch.zeros_like(tensor) for tensor in needing]
+        wanted = list(gradients) if self._loss is None else None
+        if micro_batch in self._divided:
+            grads, self._later[micro_batch] = backward_of_inputs(made, wanted, needing)
+        else:
+            if made:
+                torch.autograd.backward(made, wanted)
+            grads = [tensor.grad for tensor in needing]
+        return [torch.zeros_like(x) if grad is None else grad for x, grad in zip(needing, grads, strict=True)]
+
+    def _add_to_weights(self, micro_batch: int, _arrived: Sequence[Tensor]) -> None:
+        """Add to the gradients of the weights what the backward pass left for later."""
+        self._later.pop(micro_batch)()
 
     def _evaluate(self, micro_batch: int, inputs: Sequence[Tensor]) -> Any:
         self._inputs[micro_batch] = list(inputs)

@@ -54,7 +54,7 @@ from evener.parallel.pipeline.stage_modules import make_stage_modules
 from evener.parallel.pipeline.timeline import StageEvent, Timeline
 from evener.parallel.refusals import require_same
 from evener.records.decoding import decode_msgpack
-from evener.records.errors import InvalidValue
+from evener.records.errors import InvalidValue, require
 from evener.tracer.meta_model import on_meta
 from evener.tracer.nested import map_tensors, tensors_in
 
@@ -73,7 +73,8 @@ class Pipeline:
         micro_batches: M; by default 4 K, which leaves the devices idle for at most a fifth of the time.
         on: A group whose ranks each compute a stage, or devices of this process; by default all GPUs of this process,
             or its CPU for all stages.
-        schedule: `1f1b`, or `gpipe`, which takes as long but needs more memory.
+        schedule: `1f1b`; `gpipe`, which takes as long but needs more memory; or `zero-bubble`, which is faster and
+            needs up to twice the memory of `1f1b`.
         rematerialise: `always`, `except_last`, `never`, or `auto`, which recomputes as little as the memory allows.
         costs: Costs that balance the stages: `measured` on every device, `estimated`, or a function.
         team: Memory and links of the devices, if the choice of stages is to respect them.
@@ -111,6 +112,8 @@ class Pipeline:
         targets: Any = None,
         teams: StageTeams | None = None,
     ) -> None:
+        is_possible = teams is None or schedule != "zero-bubble"  # its backward passes would exchange twice
+        require(is_possible, "schedule", schedule, "gpipe or 1f1b, because several ranks divide the layers of a stage")
         self.teams, self.shards, self.share = teams, dict[str, Shard](), 1.0
         placement = place_stages(on, stages, replicas if teams is None else teams.lanes)
         self._placement = replace(placement, are_lanes=teams is not None)
