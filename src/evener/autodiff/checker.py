@@ -41,9 +41,9 @@ def gradcheck(
     weights = np.random.default_rng(0).uniform(0.5, 1.5, output.shape)
     output.backward(from_numpy(weights))
     for i in checked:
-        found = fresh[i].grad
+        grad = fresh[i].grad
         expected = _difference_quotients(function, values, i, weights, eps)
-        _compare(i, np.zeros_like(expected) if found is None else found.numpy(), expected, atol, rtol)
+        _compare(i, np.zeros_like(expected) if grad is None else grad.numpy(), expected, atol, rtol)
 
 
 def _difference_quotients(
@@ -63,11 +63,11 @@ def _difference_quotients(
     return quotients
 
 
-def _compare(which: int, found: np.ndarray, expected: np.ndarray, atol: float, rtol: float) -> None:
-    excess = np.abs(found - expected) - (atol + rtol * np.abs(expected))
+def _compare(which: int, actual: np.ndarray, expected: np.ndarray, atol: float, rtol: float) -> None:
+    excess = np.abs(actual - expected) - (atol + rtol * np.abs(expected))
     if excess.size and not excess.max() <= 0:  # NaN is wrong too
         place = np.unravel_index(int(np.argmax(excess)), excess.shape)
         raise WrongGradient(
-            f"the gradient of input {which} at {tuple(map(int, place))} is {found[place]:.10g} by its rule and "
+            f"the gradient of input {which} at {tuple(map(int, place))} is {actual[place]:.10g} by its rule and "
             f"{expected[place]:.10g} by central differences"
         )

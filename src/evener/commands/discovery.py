@@ -164,19 +164,19 @@ def _found(name: str, info: Any) -> FoundMaster | None:
     addresses = info.parsed_addresses()
     try:
         fingerprint = bytes.fromhex(text)
-        found = tuple(str(Address(host, info.port)) for host in addresses[:4])
+        reachable = tuple(str(Address(host, info.port)) for host in addresses[:4])
     except (ValueError, InvalidInput):
         return None
-    if len(fingerprint) != FINGERPRINT_BYTES or not found:
+    if len(fingerprint) != FINGERPRINT_BYTES or not reachable:
         return None
-    return FoundMaster(shown(name.removesuffix(f".{SERVICE}")), found, fingerprint)
+    return FoundMaster(shown(name.removesuffix(f".{SERVICE}")), reachable, fingerprint)
 
 
 def _own_addresses() -> list[str]:
     """Return the IPv4 addresses of this machine's network interfaces, apart from its own."""
     interfaces = psutil.net_if_addrs().values()
-    found = [one.address for addresses in interfaces for one in addresses if one.family == socket.AF_INET]
-    return [one for one in found if not one.startswith("127.")] or found
+    every = [one.address for addresses in interfaces for one in addresses if one.family == socket.AF_INET]
+    return [one for one in every if not one.startswith("127.")] or every
 
 
 def _interfaces() -> Any:

@@ -63,8 +63,8 @@ class EarlyTrial:
         self._answer, there = multiprocessing.Pipe(duplex=False)
         context: Any = multiprocessing.get_context("fork")
         self._scratch = tempfile.TemporaryDirectory(prefix="evener-", dir=_folder(), ignore_cleanup_errors=True)
-        words = there, task, folder, list(files), dict(options), seed, Path(self._scratch.name).resolve()
-        self._process = context.Process(target=_try, args=words, daemon=True)
+        arguments = there, task, folder, list(files), dict(options), seed, Path(self._scratch.name).resolve()
+        self._process = context.Process(target=_try, args=arguments, daemon=True)
         with garbage_left_to_parent():
             self._process.start()
         there.close()
@@ -161,10 +161,10 @@ class _Delivery:
             raise DoesNotFit("most of the data are read at the start")
 
     def _deliver(self) -> None:
-        wanted, left = Wanted(self._coming), set(self._files)
+        wanted, remaining = Wanted(self._coming), set(self._files)
         while self._bytes_left >= 0:
-            for path in set(wanted.new()) & left:
-                left.remove(path)  # it may be requested again before it has come
+            for path in set(wanted.new()) & remaining:
+                remaining.remove(path)  # it may be requested again before it has come
                 self._bytes_left -= self._files[path]
                 self.suffixes.add(PurePosixPath(path).suffix)
                 if self._bytes_left >= 0:

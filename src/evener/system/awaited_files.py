@@ -152,18 +152,18 @@ def prefetch_files(read: Callable[[int], object], samples: Iterable[int]) -> Non
     if not any(os.path.exists(wanted) for wanted, _ in _awaited.values()):
         return
     for _ in range(_MAX_ROUNDS):  # a sample may need several files, one after the other
-        found: list[str] = []
-        with _noting_files(found):
+        requested: list[str] = []
+        with _noting_files(requested):
             samples = [sample for sample in samples if _is_broken_off(read, sample)]
-        if not found:
+        if not requested:
             return
-        for path in found:
+        for path in requested:
             _on_event("open", (path,))
 
 
 @contextmanager
-def _noting_files(found: list[str]) -> Iterator[None]:
-    _thread.noted = found
+def _noting_files(requested: list[str]) -> Iterator[None]:
+    _thread.noted = requested
     try:
         yield
     finally:

@@ -149,8 +149,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
         """
         text = "".join(text.split())
         if not text.startswith(_PREFIX):
-            found = "what was given does not" if text else "nothing was given"  # not shown: it may be another secret
-            raise BadToken(f"a token begins with {_PREFIX}, and {found}; {_ADVICE}")
+            fault = "what was given does not" if text else "nothing was given"  # not shown: it may be another secret
+            raise BadToken(f"a token begins with {_PREFIX}, and {fault}; {_ADVICE}")
         body = _decode(text.removeprefix(_PREFIX))[:-_CHECK_BYTES]
         if len(body) not in (SECRET_BYTES, SECRET_BYTES + FINGERPRINT_BYTES):
             raise BadToken(f"a token has 35 or 78 characters, got {len(text)}; {_ADVICE}")

@@ -69,14 +69,14 @@ class RelayLines:
 
     def opened(self) -> list[socket.socket]:
         """Return the connections that were opened since the last call."""
-        found = list[socket.socket]()
+        sockets = list[socket.socket]()
         with suppress(BlockingIOError):
             while self.signal.recv(64):
                 pass
         with suppress(Empty):
             while True:
-                found.append(self._opened.get_nowait())
-        return found
+                sockets.append(self._opened.get_nowait())
+        return sockets
 
     def renew(self) -> None:
         """Open another connection, as one was used or has ended."""

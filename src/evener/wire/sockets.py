@@ -97,10 +97,10 @@ class SelectPoll:
             time.sleep(seconds)
             return []
         readable, writable, broken = select.select(watched, to_send, watched, seconds)
-        found = dict.fromkeys((*readable, *broken), READABLE)
+        ready = dict.fromkeys((*readable, *broken), READABLE)
         for number in writable:
-            found[number] = found.get(number, 0) | WRITABLE
-        return list(found.items())
+            ready[number] = ready.get(number, 0) | WRITABLE
+        return list(ready.items())
 
     def close(self) -> None:
         """Forget all sockets."""

@@ -121,13 +121,13 @@ class CpuCheck:
             if name not in _LAUNCHER_VARIABLES and not name.startswith(_LAUNCHER_PREFIXES)
         }
         try:
-            words = command(Path(self._folder.name))
+            arguments = command(Path(self._folder.name))
         except InvalidInput:
             self._folder.cleanup()
             raise
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, *words],
+                [sys.executable, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -224,24 +224,24 @@ class EquivalenceCheck:
     def _take_result_of_cpus(self) -> None:
         """Wait for the check on CPUs, and act on its result; all ranks call this. Raises NotExact."""
         begin = time.perf_counter()
-        found: CheckResult | str = self._cannot_begin
+        result: CheckResult | str = self._cannot_begin
         if self._cpu_check is not None:
             self._env.notify(Phase(what="checking", detail="on CPUs that these nodes learn what one process learns"))
-            found = self._cpu_check.result()
-        message = self._group.broadcast(msgspec.json.encode(found), _CPU_CHECK_TOPIC)
-        found = decode_json(message, CheckResult | str)
-        if isinstance(found, str):
+            result = self._cpu_check.result()
+        message = self._group.broadcast(msgspec.json.encode(result), _CPU_CHECK_TOPIC)
+        result = decode_json(message, CheckResult | str)
+        if isinstance(result, str):
             what = "a process that uses an accelerator cannot be forked, and a run on CPUs gave no comparison"
-            self._note("unchecked", f"{what}: {found}")
+            self._note("unchecked", f"{what}: {result}")
             return
-        if found.refusal:
-            raise NotExact(found.refusal)
-        self._notes += found.notes
-        self.shared_draws |= frozenset(found.shared_draws)
-        self.is_delayed |= found.is_delayed
-        self.has_others |= found.has_others
-        if found.check is not None:
-            self.check = msgspec.structs.replace(found.check, seconds=time.perf_counter() - begin)
+        if result.refusal:
+            raise NotExact(result.refusal)
+        self._notes += result.notes
+        self.shared_draws |= frozenset(result.shared_draws)
+        self.is_delayed |= result.is_delayed
+        self.has_others |= result.has_others
+        if result.check is not None:
+            self.check = msgspec.structs.replace(result.check, seconds=time.perf_counter() - begin)
 
     def _compare_here(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer]) -> None:
         """Compare by replicas of this rank; a check on CPUs ends with the result, in all of its ranks."""

@@ -123,12 +123,12 @@ def _read_by(sampler: Any) -> tuple[frozenset[str], dict[str, Any]]:
         read = _names(function.__code__, _ATTRIBUTES) | (_texts(function.__code__) if "getattr" in here else set())
         names |= read
         around = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        found = {name: function.__globals__[name] for name in here & function.__globals__.keys()}
+        outer = {name: function.__globals__[name] for name in here & function.__globals__.keys()}
         for name, cell in around:
             with suppress(ValueError):  # the variable has no value yet
-                found[name] = cell.cell_contents
+                outer[name] = cell.cell_contents
         imported = {name: sys.modules.get(name) for name in _names(function.__code__, _IMPORTS)}
-        for name, value in _variables({**imported, **found}, read):
+        for name, value in _variables({**imported, **outer}, read):
             if not isinstance(value, FunctionType):
                 variables[name] = value
             elif is_users(value.__code__.co_filename):
@@ -136,9 +136,9 @@ def _read_by(sampler: Any) -> tuple[frozenset[str], dict[str, Any]]:
     return frozenset(names), variables
 
 
-def _variables(found: Mapping[str, Any], read: Set[str]) -> Iterator[tuple[str, Any]]:
+def _variables(named: Mapping[str, Any], read: Set[str]) -> Iterator[tuple[str, Any]]:
     """Yield variables by name; of a module of the user's those that code reads, which are its attributes `read`."""
-    waiting, seen = list(found.items()), set[str]()
+    waiting, seen = list(named.items()), set[str]()
     while waiting:
         name, value = waiting.pop()
         if not isinstance(value, ModuleType):

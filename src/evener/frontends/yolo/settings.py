@@ -46,9 +46,9 @@ def read_training(overrides: tuple[str, ...]) -> YoloTraining:
     Raises:
         InvalidInput: Ultralytics does not know a setting, a value or the model, or it is of another task.
     """
-    given = read_overrides(overrides)
-    last = checkpoint_of(given)
-    settings = {key: value if key in _AS_THEY_ARE else smart_value(value) for key, value in given.items()}
+    chosen = read_overrides(overrides)
+    last = checkpoint_of(chosen)
+    settings = {key: value if key in _AS_THEY_ARE else smart_value(value) for key, value in chosen.items()}
     task = settings.pop("task", None)
     if last is not None:
         settings |= {"model": str(last), "resume": str(last), "save_dir": str(last.parents[1])}

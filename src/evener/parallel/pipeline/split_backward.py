@@ -3,11 +3,11 @@
     grads, later = backward_of_inputs(outputs, grad_outputs, inputs)     # runs what lies between outputs and inputs
     later()                                                              # runs the rest, and adds to the weights' .grad
 
-An operation with weights lies on the way from the outputs to the inputs. Its gradient is kept when the first part
+An operation with weights lies on the path from the outputs to the inputs. Its gradient is kept when the first part
 passes it; the second part continues from there to the weights (Qi et al., 2024). All sums are those of one pass. A
 hook on a tensor in between is called in both parts.
 
-A weight that two operations on the way use is computed in one pass: its second part would cross the first one.
+A weight that two operations on the path use is computed in one pass: its second part would cross the first one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Node: TypeAlias = Any
 
 @dataclass(frozen=True)
 class _Branch:
-    """What leads from one operation on the way to weights.
+    """What leads from one operation on the path to weights.
 
     Attributes:
         edges: the operation's results.
@@ -68,26 +68,26 @@ def _add(branches: list[_Branch], grads: list[Tensor | None]) -> None:
         branch = branches.pop()
         pairs = [(edge, grad) for edge in reversed(branch.edges) if (grad := grads.pop()) is not None]
         if pairs:
-            edges, given = zip(*pairs, strict=True)
-            torch.autograd.backward(edges, given, inputs=branch.weights)
+            edges, arrived = zip(*pairs, strict=True)
+            torch.autograd.backward(edges, arrived, inputs=branch.weights)
 
 
 def _branches(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[_Branch] | None:
-    """Return the branches from the way to weights, the last operation last; None if they cannot be divided."""
+    """Return the branches from the path to weights, the last operation last; None if they cannot be divided."""
     roots = [get_gradient_edge(tensor) for tensor in outputs]
     ends = {get_gradient_edge(tensor).node for tensor in inputs}
     results = defaultdict[Node, set[int]](set)
     for root in roots:
         results[root.node].add(root.output_nr)
-    way, leaves, seen = set[Node](), dict[Node, set[Node]](), set[Node]()
+    path, leaves, seen = set[Node](), dict[Node, set[Node]](), set[Node]()
     branches = list[tuple[Node, set[Node]]]()
     for node in _in_order([root.node for root in roots]):
         children = [child for child, _ in node.next_functions if child is not None]
         for child, number in node.next_functions:
             results[child].add(number)
-        below = set[Node]().union(*(leaves[child] for child in children if child not in way))
-        if node in ends or any(child in way for child in children):
-            way.add(node)
+        below = set[Node]().union(*(leaves[child] for child in children if child not in path))
+        if node in ends or any(child in path for child in children):
+            path.add(node)
             if not seen.isdisjoint(below):
                 return None
             seen |= below
@@ -95,7 +95,7 @@ def _branches(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[_Bran
                 branches.append((node, below))
         else:
             leaves[node] = {node} if hasattr(node, "variable") else below
-    if any(root.node not in way for root in roots):
+    if any(root.node not in path for root in roots):
         return None
     return [
         _Branch([GradientEdge(node, number) for number in sorted(results[node])], [leaf.variable for leaf in below])

@@ -144,9 +144,9 @@ class _Pending:
     checked: ValidationSlice | None = None
     check: CrossCheck | None = None
 
-    def awaited_checkers(self, asked: Iterable[str]) -> list[str]:
-        """Return the nodes of `asked` whose answers for the checked slice are awaited."""
-        return [] if self.check is None else [name for name in asked if name not in self.check.answers]
+    def awaited_checkers(self, names: Iterable[str]) -> list[str]:
+        """Return the nodes of `names` whose answers for the checked slice are awaited."""
+        return [] if self.check is None else [name for name in names if name not in self.check.answers]
 
 
 class SliceForNode(NamedTuple):

@@ -397,11 +397,11 @@ class BlobFetcher:
 
 def _has_bytes(folder: Path, least: int) -> bool:
     """Return whether the files in a folder have at least so many bytes."""
-    found = 0
+    num_bytes = 0
     for place, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):  # it has been removed
-                found += os.stat(os.path.join(place, name)).st_size
-            if found >= least:
+                num_bytes += os.stat(os.path.join(place, name)).st_size
+            if num_bytes >= least:
                 return True
     return False

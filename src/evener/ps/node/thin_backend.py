@@ -246,8 +246,8 @@ def layout_of_thin_model(model: ad.nn.Module) -> StateLayout:
 def _made(what: str, data: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the arrays that a task makes. Raises InvalidInput: they are no inputs and targets of as many samples."""
     is_pair = isinstance(data, tuple | list) and len(data) == 2 and all(np.ndim(array) for array in data)
-    given = f"{len(data)} values" if isinstance(data, tuple | list) else type(data).__name__
-    require(is_pair, f"ThinTask.{what}_data", given, "a function that returns two arrays, inputs and targets")
+    got = f"{len(data)} values" if isinstance(data, tuple | list) else type(data).__name__
+    require(is_pair, f"ThinTask.{what}_data", got, "a function that returns two arrays, inputs and targets")
     inputs, targets = map(np.asarray, data)
     if len(inputs) != len(targets):
         raise InvalidInput(f"the thin task has {len(inputs)} inputs and {len(targets)} targets in its {what} data")
