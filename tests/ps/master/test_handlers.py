@@ -89,7 +89,7 @@ def test_slow_submission_outlives_the_limit_of_idle_connections() -> None:
     handlers._server = SimpleNamespace(disconnect=lambda peer, _: closed.append(peer))
     handlers._examinations = SimpleNamespace(tick=lambda _: None, is_of=lambda _: False)
     handlers._fetches, handlers._joining = SimpleNamespace(serve=lambda: None), SimpleNamespace(tick=lambda: None)
-    submissions = SimpleNamespace(stalled=lambda: None, is_of=lambda peer: peer == 3)
+    submissions = SimpleNamespace(tick=lambda: None, stalled=lambda: None, is_of=lambda peer: peer == 3)
     handlers._scheduler = SimpleNamespace(submissions=submissions, is_watching=lambda _: False)
     handlers.tick(100.0)
     assert closed == [4]
