@@ -96,6 +96,7 @@ def unnormalised(folder: Path, speeds: str = "1", **words: Any) -> dict[str, tor
             {"micro_batches": 4, "schedule": "gpipe", "rematerialise": "always"},
             marks=pytest.mark.slow,
         ),
+        pytest.param("pipeline", "1,1,0.5", {"micro_batches": 6, "schedule": "zero-bubble"}, marks=pytest.mark.slow),
         ("data+pipeline", "1,1,1", {"shares": "1,1,1", "replicas": "2,1", "micro_batches": 3}),
     ],
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from evener.oracle.schedule import Kind
 from evener.parallel.pipeline.timeline import StageEvent, Timeline
 from evener.records.errors import InvalidValue
 from evener.report.canvas import png
@@ -53,6 +54,13 @@ def test_each_kind_is_named_once_in_the_legend() -> None:
         "forward", "backward", "recompute", "waiting for others",
     }  # fmt: skip
     assert png(figure).startswith(b"\x89PNG")
+
+
+def test_all_kinds_of_actions_are_drawn() -> None:
+    kinds = get_args(Kind)
+    events = tuple(event(0, 0, kind, float(at), at + 1.0) for at, kind in enumerate(kinds))
+    figure = timeline_figure(Timeline(num_stages=1, events=events))
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == set(kinds)
 
 
 def test_step_without_actions_is_rejected() -> None:

@@ -22,6 +22,7 @@ from evener.report.canvas import (
     LINES,
     MUTED,
     ORANGE,
+    PURPLE,
     SKY,
     bar_axes,
     bars_height,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from evener.oracle.schedule import Kind
     from evener.parallel.pipeline.timeline import StageEvent, Timeline
 
 _MAX_LABELLED_EVENTS = 8
@@ -189,7 +191,13 @@ def _rolling_median(values: list[float]) -> list[float]:
     return [median(values[max(0, index - reach) : index + reach + 1]) for index in range(len(values))]
 
 
-_ACTION_COLORS = {"forward": BLUE, "recompute": SKY, "backward": GREEN, "evaluate": BLUE}
+_ACTION_COLORS: Mapping[Kind, str] = {
+    "forward": BLUE,
+    "recompute": SKY,
+    "backward": GREEN,
+    "weights": PURPLE,
+    "evaluate": BLUE,
+}
 _WAITING = "waiting for others"
 _BOX_HEIGHT = 0.68
 _MIN_LABELLED_FRACTION = 0.016
@@ -264,6 +272,6 @@ def _draw_box(axes: Axes, event: StageEvent, start: float, length: float) -> Non
         label=event.kind,
     )
     if width >= _MIN_LABELLED_FRACTION * length:
-        ink = DARK if color == SKY else LIGHT
+        ink = DARK if color in (SKY, PURPLE) else LIGHT
         text = str(event.micro_batch)
         axes.text(left + width / 2, event.stage, text, ha="center", va="center", fontsize=8, color=ink)
