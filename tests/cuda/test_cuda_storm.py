@@ -56,7 +56,7 @@ task = Task(
 """
 
 
-def test_storm_on_accelerators_leaves_the_weights_of_a_calm_run(tmp_path: Path) -> None:
+def test_storm_on_accelerators_leaves_the_weights_of_a_calm_run(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "trains").mkdir()
     words = ("train", "task.py", "--precision", "fp64", "--seed", "3")
@@ -67,6 +67,8 @@ def test_storm_on_accelerators_leaves_the_weights_of_a_calm_run(tmp_path: Path) 
     more = ("--devices", on, "--elastic", "--shares", "4,3,2,1", "--patience", str(PATIENCE), "--output", "struck")
     with (tmp_path / "said").open("w") as said:
         process = subprocess.Popen(command(*words, *more), cwd=tmp_path, stdout=said, stderr=said)
+    request.addfinalizer(process.wait)
+    request.addfinalizer(process.kill)  # which is called first, and does nothing if the run has ended
     wait_until(lambda: "step 1 " in (tmp_path / "said").read_text(), "that measuring, which trains as well, ends")
     for file in (tmp_path / "trains").iterdir():
         file.unlink()
