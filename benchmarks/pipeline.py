@@ -34,6 +34,7 @@ from evener.parallel.pipeline.pipeline import Pipeline
 CPU = torch.device("cpu")
 SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 PUBLISHED: tuple[ScheduleName, ...] = ("gpipe", "1f1b")
+"""Schedules that PyTorch has as well, with an idle share of (K-1) / (M+K-1)."""
 UNEVEN_MICRO_BATCHES = 16
 
 

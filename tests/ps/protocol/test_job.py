@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,14 +31,6 @@ def blob(folder: Path) -> Blob:
     return Blob(folder / "code", ["task.py"])
 
 
-def synced(submissions: Submissions) -> Submission | None:
-    """The run whose blobs have all come, when they are on the disk."""
-    until = time.monotonic() + 10.0
-    while (found := submissions.tick()) is None and time.monotonic() < until:
-        time.sleep(0.001)
-    return found
-
-
 def test_run_without_blobs_is_complete_at_once(tmp_path: Path) -> None:
     sent = Sent()
     found = Submissions(tmp_path, sent).submit(3, buffers())
@@ -60,7 +51,7 @@ def test_run_with_blobs_is_complete_when_the_last_is_on_the_disk(tmp_path: Path)
     submissions.chunk(9, piece, memoryview(data))  # of a stranger
     assert submissions.tick() is None
     submissions.chunk(3, piece, memoryview(data))
-    found = synced(submissions)
+    found: Submission | None = wait_until(submissions.tick)
     assert found is not None
     assert found.peer == 3
     assert (tmp_path / "blobs" / own.digest).read_bytes() == own.read(0, own.num_bytes)
@@ -76,7 +67,7 @@ def test_second_submission_waits_while_the_first_continues(tmp_path: Path) -> No
     assert "cannot be understood" in sent.reasons(5)[0]
     data = memoryview(own.read(0, own.num_bytes))
     submissions.chunk(3, BlobChunk(digest=own.digest, offset=0, total=own.num_bytes), data)
-    assert synced(submissions) is not None
+    wait_until(submissions.tick)
 
 
 def test_busy_master_gives_its_reason(tmp_path: Path) -> None:
@@ -211,7 +202,7 @@ def test_master_does_not_wait_for_the_disk_of_submitted_data(tmp_path: Path, dis
     submissions.chunk(3, BlobChunk(digest=own.digest, offset=own.num_bytes, total=2**30), memoryview(b"more"))
     assert not (tmp_path / "blobs" / own.digest).exists()
     disk.answers.set()
-    assert synced(submissions) is not None
+    wait_until(submissions.tick)
     assert (tmp_path / "blobs" / own.digest).read_bytes() == own.read(0, own.num_bytes)
 
 
@@ -226,7 +217,7 @@ def test_command_that_leaves_while_its_data_are_synced_frees_the_slot(tmp_path: 
     submissions.submit(5, buffers(own.digest))
     disk.answers.set()
     submissions.chunk(5, *of_blob(own))
-    assert synced(submissions) is not None
+    wait_until(submissions.tick)
     wait_until(lambda: [path.name for path in (tmp_path / "blobs").iterdir()] == [own.digest])
 
 

@@ -23,16 +23,16 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 Node: TypeAlias = Any
-"""Of autograd's graph."""
+"""A node of autograd's graph, which has no public type."""
 
 
 @dataclass(frozen=True)
 class _Branch:
-    """What leads from one operation on the path to weights.
+    """The weights that one operation on the path uses.
 
     Attributes:
         edges: the operation's results.
-        weights: at the ends.
+        weights: leaves, each reached from this operation alone.
     """
 
     edges: Sequence[GradientEdge]
@@ -46,8 +46,8 @@ def backward_of_inputs(
 
     Args:
         outputs: computed from the inputs and from weights.
-        grad_outputs: one for each output; None for one scalar, whose gradient is 1.
-        inputs: leaves.
+        grad_outputs: one for each output, of its shape; None for one scalar, whose gradient is 1.
+        inputs: leaves. The gradient of one that no output depends on is None.
     """
     if not outputs:
         return [None] * len(inputs), lambda: None
@@ -82,8 +82,9 @@ def _branches(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[_Bran
     path, leaves, seen = set[Node](), dict[Node, set[Node]](), set[Node]()
     branches = list[tuple[Node, set[Node]]]()
     for node in _in_order([root.node for root in roots]):
-        children = [child for child, _ in node.next_functions if child is not None]
-        for child, number in node.next_functions:
+        edges = [(child, number) for child, number in node.next_functions if child is not None]
+        children = [child for child, _ in edges]
+        for child, number in edges:
             results[child].add(number)
         below = set[Node]().union(*(leaves[child] for child in children if child not in path))
         if node in ends or any(child in path for child in children):

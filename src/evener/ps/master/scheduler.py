@@ -167,7 +167,7 @@ class Scheduler:
             self.begin(submission)
 
     def begin(self, submission: Submission) -> None:
-        """Begin a run of which everything is here, or reject it."""
+        """Begin a submitted run whose code and data have arrived, or reject it."""
         if reason := self._why_not(submission.job):
             self._send(submission.peer, RunRejected(reason=shown(reason)))
             return

@@ -2,8 +2,8 @@
 
 The receiver asks for one piece after the other, a few pieces ahead, so the sender never sends more than the receiver
 takes. After a broken connection it continues from where it was. A thread waits for the disk, since the master has to
-answer its nodes. This module does not send: it returns messages.
-Nodes receive pieces in any order (`ps.node.blob_fetcher`).
+answer its nodes. This module does not send: it returns messages. Nodes receive pieces in any order
+(`ps.node.blob_fetcher`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StreamReceiver:
 
     @property
     def is_syncing(self) -> bool:
-        """Whether a blob has come that may not be on the disk yet; `tick` takes it from there."""
+        """Whether a complete blob is being written to the disk; `tick` notices the end."""
         return self._syncing is not None
 
     def request(self, digests: Iterable[str]) -> list[FetchBlob]:
@@ -91,7 +91,7 @@ class StreamReceiver:
         return []
 
     def tick(self) -> list[FetchBlob]:
-        """Put a blob in place that is on the disk by now; return the next messages to send. Raises OSError."""
+        """Put a complete blob in place once it is on the disk; return the next messages to send. Raises OSError."""
         if self._arrival is None or self._syncing is None or not self._syncing.done():
             return []
         self._syncing.result()

@@ -198,8 +198,8 @@ class LiveRun:
     def _routes(self) -> list[RoutePicture]:
         """Return who sends what to whom, among the nodes that take part."""
         names = [name for name in self._all_names() if self._states.get(name, ("", ""))[0] not in _ABSENT]
-        wanted = "" if self._are_ranks else self._options.get("--agreement", "")
-        agreement = self.record.agreement if self.record else wanted
+        option = "" if self._are_ranks else self._options.get("--agreement", "")
+        agreement = self.record.agreement if self.record else option
         return routes(self._plan, names, agreement) if self._plan else []
 
     def _counted(self) -> int:

@@ -89,7 +89,7 @@ class RankCheckpoints:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a checkpoint has come that may not be on the disk yet."""
+        """Whether a complete checkpoint is being written to the disk."""
         return self._receiver.is_syncing
 
     def tick(self) -> None:
