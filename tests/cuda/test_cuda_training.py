@@ -16,6 +16,7 @@ from support.accelerator import DEVICE, NEEDS_DEVICE, TOLERANCE, devices, distan
 from support.commands import TINY, command, evener
 
 pytestmark = [*NEEDS_DEVICE, pytest.mark.timeout(300)]
+SMOOTH = str(Path(TINY).with_name("smooth.py"))
 PLAIN = {"batch_norm": "false", "image": "3x8x8", "width": "6", "samples": "70", "classes": "3"}
 """A network without BatchNorm, whose micro-batches are like the whole batch."""
 
@@ -105,6 +106,24 @@ def test_pipeline_training_equals_one_process(
     tmp_path: Path, plain: dict[str, torch.Tensor], strategy: str, on: tuple[str, ...], words: dict[str, Any]
 ) -> None:
     assert distance(plain, stages(tmp_path / "run", devices(*on), strategy=strategy, **words)) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "on"),
+    [
+        ("filter", ("gpu", "gpu")),
+        ("sharded", ("gpu", "cpu")),
+        ("pipeline", ("gpu", "gpu")),
+        ("pipeline", ("cpu", "gpu")),
+    ],
+)
+def test_clipped_gradients_equal_one_process(tmp_path: Path, strategy: str, on: tuple[str, ...]) -> None:
+    words: dict[str, Any] = {"task": SMOOTH, "option": {"clip_norm": "0.1"}}
+    free = train(tmp_path / "free", "cpu", task=SMOOTH)
+    alone = train(tmp_path / "alone", "cpu", **words)
+    assert distance(free, alone) > 1e-3
+    assert distance(alone, train(tmp_path / "run", devices(*on), strategy=strategy, **words)) < TOLERANCE
 
 
 @pytest.mark.slow

@@ -104,6 +104,19 @@ def test_every_strategy_equals_one_process(tmp_path: Path, strategy: str, on: tu
     assert distance(alone, nodes) < TOLERANCE
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "on"), [("filter", (NARROW, WIDE)), ("pipeline", ("cpu", NARROW))])
+def test_clipped_gradients_equal_one_process(tmp_path: Path, strategy: str, on: tuple[str, ...]) -> None:
+    words = ("train", SMOOTH, "--seed", "3", "--epochs", "1", "--option", "clip_norm=0.1")
+    for name, options in (
+        ("alone", ("--devices", "cpu")),
+        ("nodes", ("--devices", ",".join(on), "--strategy", strategy)),
+    ):
+        ran = evener(*words, *options, "--output", name, cwd=tmp_path, timeout=200)
+        assert ran.returncode == 0, ran.stderr
+    assert distance(*(load_file(tmp_path / name / "model.safetensors") for name in ("alone", "nodes"))) < TOLERANCE
+
+
 @pytest.mark.parametrize("on", slow_after(0, ((NARROW,),), ((NARROW, "cpu"),)))
 def test_double_precision_is_refused_with_a_sentence(tmp_path: Path, on: tuple[str, ...]) -> None:
     words = ("--precision", "fp64", "--devices", ",".join(on), "--no-preflight")

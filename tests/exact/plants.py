@@ -117,7 +117,9 @@ def _own_gradient_stays(finish: Any) -> Any:
 
 def _own_norm(clip: Any) -> Any:
     """Gradients are clipped by the norm of those that this rank has."""
-    return lambda counted, grads, largest, gather: clip(grads, grads, largest, lambda row: [row, *gather(row)][:1])
+    return lambda counted, grads, largest, device, gather: clip(
+        grads, grads, largest, device, lambda norm: (gather(norm), norm.unsqueeze(0))[1]
+    )
 
 
 def _mask_of_own_part(_: Any) -> Any:

@@ -15,7 +15,7 @@ OPTIMIZERS = {
 }
 
 
-def task(optimizer: str = "sgd", samples: int = 50, epochs: int = 3) -> Task:
+def task(optimizer: str = "sgd", samples: int = 50, epochs: int = 3, clip_norm: float | None = None) -> Task:
     return Task(
         name="smooth",
         model=net,
@@ -26,4 +26,5 @@ def task(optimizer: str = "sgd", samples: int = 50, epochs: int = 3) -> Task:
         scheduler=lambda made, steps: CosineAnnealingLR(made, steps),
         batch_size=10,
         epochs=epochs,
+        clip_norm=clip_norm,
     )

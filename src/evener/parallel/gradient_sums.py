@@ -12,6 +12,7 @@ up to those of a single process for any shares, and nothing is averaged over ran
 # Annotations are evaluated here, because DistributedDataParallel checks those of its communication hook.
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -38,6 +39,7 @@ from evener.parallel.gradient_buckets import (
     sum_over,
 )
 from evener.parallel.process_mesh import ProcessMesh
+from evener.system import accelerators
 
 
 class BucketSums:
@@ -189,14 +191,16 @@ class GradientSums(BucketSums):
         super()._start()
         self._finish_with_backward()
 
-    def clip(self, largest: float) -> float:
-        """Scale all gradients so that the whole model's norm is at most `largest`; return the norm before.
+    def clip(self, largest: float) -> Tensor:
+        """Scale all gradients so that the whole model's norm is at most `largest`; return the norm before, of no dims.
 
         Every rank of the replica calls this after backward.
         """
         group = self._mesh.group
         counted = list(self._grads(divided_only=not group.is_leader))
-        return clip_gradients(counted, list(self._grads()), largest, group.all_gather_bytes)
+        return clip_gradients(
+            counted, list(self._grads()), largest, group.device, partial(group.all_gather, kind="norms")
+        )
 
     def _grads(self, divided_only: bool = False) -> Iterator[Tensor]:
         """Iterate over gradients of this rank's weights, or only of the divided ones."""
@@ -245,20 +249,31 @@ class ReplicaSums(BucketSums):
 
 
 def clip_gradients(
-    counted: Sequence[Tensor], grads: Sequence[Tensor], largest: float, gather: Callable[[bytes], list[bytes]]
-) -> float:
-    """Scale `grads` as `clip_grad_norm_` would scale the whole model's gradients; return their norm before.
+    counted: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    largest: float,
+    device: torch.device,
+    gather: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Scale `grads` as `clip_grad_norm_` would scale the whole model's gradients; return their norm before, of no dims.
+
+    The norm stays on a device with double precision, so the host does not wait for it.
 
     Args:
         counted: This rank's gradients that no other rank counts.
         grads: All of this rank's gradients.
         largest: Largest norm of all gradients together.
-        gather: Gathers the messages of all ranks that hold the model together.
+        device: That this rank computes on.
+        gather: Returns the numbers of all ranks that hold the model together, of shape (ranks,), for this rank's own.
     """
-    squared_norm = float(nn.utils.get_total_norm(counted)) ** 2 if counted else 0.0
-    norm = math.sqrt(sum(map(float, gather(repr(squared_norm).encode()))))
-    if grads:
-        torch._foreach_mul_(list(grads), min(1.0, largest / (norm + 1e-6)))
+    part = nn.utils.get_total_norm(counted) if counted else torch.zeros((), device=device)
+    norm: Tensor = torch.linalg.vector_norm(gather(part.to(accelerators.exact(device), torch.float64)))
+    scale = (largest / (norm + 1e-6)).clamp(max=1.0)
+    alike = defaultdict[tuple[torch.device, torch.dtype], list[Tensor]](list)
+    for grad in grads:
+        alike[grad.device, grad.dtype.to_real()].append(grad)
+    for (place, dtype), scaled in alike.items():
+        torch._foreach_mul_(scaled, scale.to(place, dtype))
     return norm
 
 

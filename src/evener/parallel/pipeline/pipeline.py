@@ -271,10 +271,11 @@ class Pipeline:
         """Return this process's part of a tensor; that of its lane if the tensor is divided."""
         return own_part(self.shards[name], whole, self._placement.own_replica) if name in self.shards else whole
 
-    def clip_gradients(self, largest: float) -> float:
+    def clip_gradients(self, largest: float) -> Tensor:
         """Scale all gradients so that their norm over all stages is at most `largest`; return the norm before.
 
-        Every process of the pipeline calls this.
+        Every process of the pipeline calls this. The norm has no dims, and is on the device of this process's first
+        stage if that computes in double precision.
         """
         counted, grads = [], []
         for stage, part in self._modules.items():
@@ -283,8 +284,7 @@ class Pipeline:
             is_first = self.teams is None or self._placement.own_replica == 0  # undivided ones count once, too
             counted += [g for name, g in gradients.items() if name in self.shards or (is_first and name not in earlier)]
             grads += list(gradients.values())
-        gather = self._placement.gather_replica if self.teams is None else self._placement.gather
-        return clip_gradients(counted, grads, largest, gather)
+        return clip_gradients(counted, grads, largest, self._placement.devices[0], self._placement.gather_norms)
 
     def timeline(self) -> Timeline:
         """Return the timeline of the last step, over all stages. Every process of the pipeline calls this."""

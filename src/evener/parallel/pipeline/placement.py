@@ -73,6 +73,13 @@ class StagePlacement:
         rows = self.gather(message)
         return rows if self.group is None else [rows[rank] for rank in sorted(self.replicas[self.own_replica])]
 
+    def gather_norms(self, norm: Tensor) -> Tensor:
+        """Gather the numbers of the processes that hold one model with this one. All processes call this."""
+        if self.group is None:
+            return norm.unsqueeze(0)
+        rows = self.group.all_gather(norm, "norms")
+        return rows if self.are_lanes else torch.stack([rows[rank] for rank in sorted(self.replicas[self.own_replica])])
+
 
 def place_stages(
     on: Group | Sequence[torch.device] | None,
