@@ -118,6 +118,15 @@ def test_replica_starts_the_exchanges_of_a_real_step() -> None:
         assert set(real) == {"gradients", "statistics"}
 
 
+def test_fake_groups_have_the_devices_of_the_real_ranks() -> None:
+    def rank(group: Group) -> list[tuple[bool, bool]]:
+        quiet = fake_group(group, range(group.size), StepTimer(CPU), EventTrace(CPU))
+        groups = [one for one in (quiet, quiet.subgroup([0, 1])) if one is not None]
+        return [(one.has_accelerators, one.has_same_generators()) for one in groups]
+
+    assert together(3, rank) == [[(False, True)] * 2, [(False, True)] * 2, [(False, True)]]
+
+
 def test_all_ranks_profile_the_same_number_of_steps() -> None:
     def rank(group: Group) -> list[int]:
         trace = EventTrace(CPU)

@@ -216,6 +216,11 @@ class FakeGroup(Group):
         """Return False: small tensors are not sent either."""
         return False
 
+    @property
+    def has_accelerators(self) -> bool:
+        """Whether a rank of the real group computes on an accelerator."""
+        return self.real.has_accelerators
+
     def all_gather_bytes(self, message: bytes, topic: str = "") -> list[bytes]:
         """Return every rank's `message`, in order of ranks; the time does not count."""
         with self.trace.stopped():
