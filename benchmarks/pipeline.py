@@ -28,7 +28,7 @@ from evener.comm.group import Group
 from evener.experiments.local_ranks import measure_on
 from evener.experiments.models.resnet import resnet152
 from evener.launch.nodes import NodeSpec
-from evener.oracle.schedule import ScheduleName, bubble
+from evener.oracle.schedule import ScheduleChoice, ScheduleName, bubble
 from evener.parallel.pipeline.pipeline import Pipeline
 
 CPU = torch.device("cpu")
@@ -190,33 +190,46 @@ def bubbles(results: Results) -> None:
 
 
 class Unevenly(NamedTuple):
-    """What two ranks of speeds 1 and 1/2 did: seconds of every way by rounds, parts of the work, and by whom."""
+    """What two ranks of speeds 1 and 1/2 did.
+
+    Attributes:
+        seconds: of every way by rounds; the name of a way with a pipeline is `chosen` or `equal`, and its schedule.
+        work: part of the work of each chosen stage.
+        ranks: that compute them.
+        schedule: that was chosen.
+    """
 
     seconds: dict[str, list[float]]
     work: list[float]
     ranks: list[int]
+    schedule: str
 
 
-def uneven_stages(schedule: ScheduleName, rounds: int, group: Group) -> Unevenly:
+def uneven_stages(rounds: int, group: Group) -> Unevenly:
     """One of two ranks of speeds 1 and 1/2, which really compute: chosen stages, equal stages, the whole model alone.
 
-    A slowed rank is held to twice what its stage takes at full speed, in the same run: idling between short actions
-    costs a processor its caches, so that it would be less than half as fast.
+    All schedules have the same chosen stages. A slowed rank is held to twice what its stage takes at full speed, in the
+    same run: idling between short actions costs a processor its caches, so that it would be less than half as fast.
     """
     micro_batches, layers = UNEVEN_MICRO_BATCHES, 24
     x, y = torch.randn(micro_batches * 64, 256), torch.randn(micro_batches * 64, 256)
 
-    def pipeline(stages: list[str] | None, on: Group | list[torch.device]) -> Pipeline:
+    def pipeline(schedule: ScheduleChoice, on: Group | list[torch.device], **cut: Any) -> Pipeline:
         torch.manual_seed(0)
         model = nn.Sequential(
             *(nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)) for _ in range(layers))
         )
         return Pipeline(
-            model, x, F.mse_loss, stages=stages, micro_batches=micro_batches, on=on, targets=y, rematerialise="never",
-            schedule=schedule,
+            model, x, F.mse_loss, micro_batches=micro_batches, on=on, targets=y, rematerialise="never",
+            schedule=schedule, **cut,
         )  # fmt: skip
 
-    chosen, equal, alone = pipeline(None, group), pipeline([str(layers // 2)], group), pipeline(None, [CPU])
+    chosen, alone = pipeline("auto", group), pipeline("1f1b", [CPU])
+    layout = chosen.plan.layout
+    cuts: dict[str, dict[str, Any]] = {
+        "chosen": {"stages": [layout.first_operation(1)], "replicas": [layout.ranks]},
+        "equal": {"stages": [str(layers // 2)]},
+    }
     own: list[float] = []
 
     def by_both(way: Pipeline) -> None:
@@ -229,30 +242,32 @@ def uneven_stages(schedule: ScheduleName, rounds: int, group: Group) -> Unevenly
     ways: dict[str, Callable[[], object]] = {
         "alone": lambda: alone.step(x, y) if group.is_leader else None,
         "together": lambda: own.append(seconds_of(lambda: alone.step(x, y))),
-        "chosen": lambda: by_both(chosen),
-        "equal": lambda: by_both(equal),
     }
+    for (name, cut), schedule in product(cuts.items(), SCHEDULES):
+        ways[f"{name} {schedule}"] = partial(by_both, pipeline(schedule, group, **cut))
     seconds = timed(group, ways, rounds) | {"own": own[1:]}
-    return Unevenly(seconds, list(chosen.plan.work), list(chosen.plan.layout.ranks))
+    return Unevenly(seconds, list(chosen.plan.work), list(layout.ranks), chosen.schedule)
 
 
 def uneven(results: Results) -> None:
     """Speeds 1 and 1/2. The ideal step takes the fast rank's seconds over 1.5, and the bubble's."""
     ideal = (UNEVEN_MICRO_BATCHES + 1) / UNEVEN_MICRO_BATCHES / 1.5
+    program = partial(uneven_stages, results.options.rounds)
+    seconds, work, ranks, chosen = measure_on(unpinned(1.0, 0.5), program, Unevenly)
     for schedule in SCHEDULES:
-        program = partial(uneven_stages, schedule, results.options.rounds)
-        seconds, work, ranks = measure_on(unpinned(1.0, 0.5), program, Unevenly)
+        step = seconds[f"chosen {schedule}"]
         results.add(
-            "{schedule:6} " + ", ".join(f"{part:.1%}" for part in work) + " of the work on ranks {ranks}: "
+            "{schedule:11} " + ", ".join(f"{part:.1%}" for part in work) + " of the work on ranks {ranks}: "
             "{speed_up:.3f}x faster than equal stages; {of_alone:.1%} of the ideal by the fast rank's seconds while "
-            "the other one rests, {of_both:.1%} by those while both compute",
+            "the other one rests, {of_both:.1%} by those while both compute{said}",
             benchmark="uneven",
             schedule=schedule,
             work=work,
             ranks=ranks,
-            speed_up=ratios(seconds["equal"], seconds["chosen"]).median,
-            of_alone=ideal * ratios(seconds["alone"], seconds["chosen"]).median,
-            of_both=ideal * ratios(seconds["own"], seconds["chosen"]).median,
+            speed_up=ratios(seconds[f"equal {schedule}"], step).median,
+            of_alone=ideal * ratios(seconds["alone"], step).median,
+            of_both=ideal * ratios(seconds["own"], step).median,
+            said=", chosen by Evener" if schedule == chosen else "",
         )
 
 

@@ -74,6 +74,7 @@ def test_sharded_layers_equal_one_process(
     record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
     assert record.plan.strategy == strategy
     assert sum(node.share for node in record.nodes) == pytest.approx(1)
+    assert record.plan.schedule == "1f1b"
     assert record.plan.prediction is not None
     most = max(node.sent_bytes for node in record.steps[1].nodes)
     if "rematerialise" not in words:  # which sends what forward moves a second time
@@ -109,6 +110,8 @@ def test_pipeline_stages_equal_one_process(tmp_path: Path, strategy: str, speeds
     assert {"timeline.json", "timeline.png"} <= {path.name for path in (tmp_path / "run").iterdir()}
     assert {a.stage for a in record.plan.assignments} == set(range(len(record.plan.replica_ranks[0])))
     assert sum(node.share for node in record.nodes) == pytest.approx(1)
+    best = "zero-bubble" if strategy == "pipeline" else "1f1b"  # the replica of one stage takes longest
+    assert record.plan.schedule == words.get("schedule", best)
 
 
 @pytest.mark.slow

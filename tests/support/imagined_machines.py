@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evener.oracle.cost.model import CostModel, TrainingJob
+from evener.oracle.schedule import ScheduleChoice
 from evener.oracle.zoo.sketch import Sketch
 from evener.records.graph import ModelGraph
 from evener.records.profile import ClusterProfile, DeviceProfile, Fabric, Throughput
@@ -65,7 +66,10 @@ def model(
     beta: float = 1e-9,
     memory: int = MANY,
     overlap: bool = True,
+    schedule: ScheduleChoice = "auto",
 ) -> CostModel:
     """A job on a cluster; without a graph, one of four convolutions."""
-    job = TrainingJob(graph=graph or convolutions(), batch_size=batch_size, optimizer="sgd", overlap=overlap)
+    job = TrainingJob(
+        graph=graph or convolutions(), batch_size=batch_size, optimizer="sgd", overlap=overlap, schedule=schedule
+    )
     return CostModel(job, cluster(speeds, per_node, alpha, beta, memory))

@@ -31,7 +31,7 @@ from evener.config.options import (
 )
 from evener.launch.nodes import relative_shares
 from evener.oracle.division.rules import DivisionName
-from evener.oracle.schedule import Rematerialise, ScheduleName
+from evener.oracle.schedule import Rematerialise, ScheduleChoice
 from evener.records.agreement import AgreementName
 from evener.records.decoding import json_decoder
 from evener.records.errors import InvalidInput, require, require_one_of
@@ -84,7 +84,10 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     micro_batches: Annotated[
         int | None, Meta(description="(pipeline) Consecutive parts of a batch. Default: 4 per stage.")
     ] = None
-    schedule: Annotated[ScheduleName, Meta(description="(pipeline) 1f1b, gpipe or zero-bubble.")] = "1f1b"
+    schedule: Annotated[
+        ScheduleChoice,
+        Meta(description="(pipeline) auto, 1f1b, gpipe or zero-bubble; auto takes the fastest that fits."),
+    ] = "auto"
     rematerialise: Annotated[
         Rematerialise,
         Meta(description="(model parallelism) Compute activations twice to save memory: auto, never, always ..."),
@@ -251,7 +254,7 @@ _CHOICES: dict[str, Sequence[str]] = {
     "robust": get_args(Robust),
     "merge": get_args(Merge),
     "strategy": STRATEGIES,
-    "schedule": get_args(ScheduleName),
+    "schedule": get_args(ScheduleChoice),
     "rematerialise": get_args(Rematerialise),
     "precision": PRECISIONS,
 }

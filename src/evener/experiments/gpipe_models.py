@@ -240,7 +240,7 @@ def _divided(problem: PartitionProblem, scale: Scale, stages: int) -> PartitionP
     """Return the division of `problem` among `stages` devices. Raises DoesNotFit."""
     devices = (torch.device("cpu"),) * max(1, stages)
     placement = StagePlacement(group=None, devices=devices, replicas=(tuple(range(len(devices))),))
-    return plan_partition(problem, _config(scale, stages), placement)[0]
+    return plan_partition(problem, _config(scale, stages), placement)[0][0]
 
 
 def _predict_memory(scale: Scale, stages: int, layers: int) -> dict[str, int]:

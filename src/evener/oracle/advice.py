@@ -63,6 +63,7 @@ def plan_of(ranking: Ranking, estimate: CostEstimate | None = None) -> Plan:
         rejected=(*_slower(ranking, estimate), *ranking.rejected),
         local_steps=estimate.local_steps,
         members=estimate.members,
+        schedule=estimate.schedule,
         advice=advice(ranking),
     )
 

@@ -27,10 +27,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
+
+from evener.records.errors import require_one_of
 
 Kind = Literal["forward", "recompute", "backward", "weights", "evaluate"]
 ScheduleName = Literal["gpipe", "1f1b", "zero-bubble"]
+ScheduleChoice = Literal["auto", "gpipe", "1f1b", "zero-bubble"]
+"""A schedule, or `auto`: `zero-bubble` where that is predicted to be faster than `1f1b`."""
 Rematerialise = Literal["always", "except_last", "never", "auto"]
 """For which micro-batches a stage recomputes activations in the backward pass to save memory."""
 
@@ -79,6 +83,28 @@ SCHEDULES: dict[ScheduleName, Callable[[int, int, int], list[Action]]] = {
     "1f1b": one_forward_one_backward,
     "zero-bubble": zero_bubble,
 }
+
+
+_WORTH = 0.98
+"""Largest part of another schedule's time for which `zero-bubble` is chosen, as it holds more activations."""
+
+
+def candidates(choice: ScheduleChoice, *, are_divided: bool = False) -> tuple[ScheduleName, ...]:
+    """Return the schedules among which `choice` leaves the choice, the one that holds less first.
+
+    Args:
+        choice: as the user stated it.
+        are_divided: whether several ranks divide the layers of a stage, whose backward passes cannot be divided, too.
+    """
+    require_one_of("schedule", choice, get_args(ScheduleChoice))
+    if choice != "auto":
+        return (choice,)
+    return ("1f1b",) if are_divided else ("1f1b", "zero-bubble")
+
+
+def is_worth_more(seconds: float, than: float) -> bool:
+    """Return whether a step of `seconds` is so much shorter `than` another one that it may hold more activations."""
+    return seconds <= _WORTH * than
 
 
 def evaluation(micro_batches: int) -> list[Action]:

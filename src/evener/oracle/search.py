@@ -295,6 +295,7 @@ def price_stage_teams(
         accumulate=micro_batches,
         stages=line.starts,
         members=members,
+        schedule=line.schedule,
         compute_seconds=computing,
         communication_seconds=sending + exchanging,
         waiting_seconds=waiting,

@@ -159,6 +159,7 @@ class Plan(Noun, frozen=True, kw_only=True):
         copy_steps: steps between two copies of every rank's part in the memory of the next rank; 0: none are made.
         columns: ranks side by side that divide the columns of images; the ranks of a replica follow row by row.
         members: ranks that divide the layers of one stage of a pipeline, one after the other; 1: a rank has a stage.
+        schedule: order of the passes of a pipeline; empty for others, and before a pipeline is cut.
         ring: latency in seconds, and seconds per byte, of one step of a ring of all ranks; None: not measured.
     """
 
@@ -174,6 +175,7 @@ class Plan(Noun, frozen=True, kw_only=True):
     copy_steps: Amount = 0
     columns: Amount = 1
     members: Amount = 1
+    schedule: Literal["", "gpipe", "1f1b", "zero-bubble"] = ""
     ring: tuple[Finite, Finite] | None = None
 
     def __post_init__(self) -> None:

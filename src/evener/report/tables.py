@@ -50,7 +50,8 @@ def summary(record: TrainRecord) -> dict[str, object]:
 
 def plan_table(plan: Plan) -> Table:
     """Return a table of each rank's part of a step of `plan` and why, then what was rejected and why."""
-    micro_batches = f", in {plan.accumulate} micro-batches" if plan.accumulate > 1 else ""
+    parts = f", in {plan.accumulate} micro-batches" if plan.accumulate > 1 else ""
+    parts += f" ({plan.schedule})" if plan.schedule else ""
     rows: list[Row] = [(a.node, a.device, str(a.samples), percent(plan.part(a)), a.reason) for a in plan.assignments]
     if plan.rejected:
         rows += [None, *(_rejected_row(rejected) for rejected in plan.rejected)]
@@ -58,7 +59,7 @@ def plan_table(plan: Plan) -> Table:
     captions += [_checked(plan.check)] if plan.check else []
     captions += [_copied(plan.copy_steps)] if plan.copy_steps else []
     return grid(
-        f"Plan: {plan.strategy}, {plan.batch_size} samples a step{micro_batches}",
+        f"Plan: {plan.strategy}, {plan.batch_size} samples a step{parts}",
         ("node", "device", ">samples", ">share", "reason"),
         rows,
         caption="\n".join(captions),

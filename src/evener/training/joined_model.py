@@ -11,7 +11,7 @@ from evener.comm.group import Group
 from evener.config.run_config import RunConfig
 from evener.oracle.division.plan import Arrangement
 from evener.oracle.division.rules import division_of
-from evener.oracle.schedule import Rematerialise, ScheduleName
+from evener.oracle.schedule import Rematerialise, ScheduleChoice
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.gradient_hooks import copied
 from evener.parallel.norm_statistics import LayerStatistics
@@ -99,10 +99,11 @@ def _undivided(plan: Plan) -> Plan:
 def _join_stages(context: RankContext, plan: Plan, config: RunConfig, is_profiled: bool) -> tuple[ParallelModel, Plan]:
     """Return a stage of the model. A twin is profiled once all stages are known."""
     twin = copied(context.model) if is_profiled else None
+    schedule = (plan.schedule or "auto") if config.schedule == "auto" else config.schedule
 
     def build(model: nn.Module, group: Group, plan: Plan) -> StagedModel:
         among = replace(context, model=model, group=group)
-        return _staged(among, plan, config.schedule, config.rematerialise, _teams(plan, config))
+        return _staged(among, plan, schedule, config.rematerialise, _teams(plan, config))
 
     model = build(context.model, context.group, plan)
     plan = _with_stages(plan, model)
@@ -121,7 +122,7 @@ def arrangement_of(plan: Plan) -> Arrangement:
 def _staged(
     context: RankContext,
     plan: Plan,
-    schedule: ScheduleName,
+    schedule: ScheduleChoice,
     rematerialise: Rematerialise,
     teams: StageTeams | None,
 ) -> StagedModel:
@@ -176,7 +177,7 @@ def _with_stages(plan: Plan, model: StagedModel) -> Plan:
     assignments = tuple(
         msgspec.structs.replace(a, **msgspec.structs.asdict(row)) for a, row in zip(plan.assignments, rows, strict=True)
     )
-    return msgspec.structs.replace(plan, assignments=assignments)
+    return msgspec.structs.replace(plan, assignments=assignments, schedule=model.pipeline.schedule)
 
 
 def _stage(plan: Plan, model: StagedModel) -> _Stage:

@@ -8,7 +8,8 @@ from itertools import combinations
 import pytest
 
 from evener.oracle.cost.layers import columns
-from evener.oracle.cost.pipeline import make_pipeline, price_pipeline
+from evener.oracle.cost.pipeline import PipelineReplica, make_pipeline, price_pipeline
+from evener.oracle.schedule import ScheduleChoice
 from evener.oracle.zoo.networks import unet
 from evener.records.errors import DoesNotFit
 from support.imagined_machines import convolutions, model
@@ -76,6 +77,24 @@ def test_stages_recompute_if_activations_do_not_fit_and_take_longer() -> None:
     assert tight.timeline.seconds > roomy.timeline.seconds
     with pytest.raises(DoesNotFit):
         make_pipeline(model([1, 1], graph=graph, memory=1000), [0, 1], 4, 8)
+
+
+def test_open_schedule_is_the_fastest_that_fits() -> None:
+    fixed: dict[ScheduleChoice, PipelineReplica] = {
+        name: make_pipeline(free([1, 1, 1], graph=convolutions(depth=8, width=32), schedule=name), [0, 1, 2], 4, 8)
+        for name in ("1f1b", "zero-bubble")
+    }
+    assert fixed["zero-bubble"].timeline.seconds < 0.95 * fixed["1f1b"].timeline.seconds
+    needed = {name: max(line.memory_bytes) for name, line in fixed.items()}
+    assert needed["1f1b"] < needed["zero-bubble"]
+    for memory, expected in ((needed["zero-bubble"], "zero-bubble"), (needed["zero-bubble"] - 1, "1f1b")):
+        team = free([1, 1, 1], graph=convolutions(depth=8, width=32), memory=memory, batch_size=32)
+        line = make_pipeline(team, [0, 1, 2], 4, 8)
+        assert line.schedule == expected
+        assert line.timeline.seconds == fixed[line.schedule].timeline.seconds
+        assert max(line.memory_bytes) <= memory
+        priced = price_pipeline(team, [[0, 1, 2]], 8)
+        assert priced.schedule == expected
 
 
 def test_more_micro_batches_leave_smaller_bubbles() -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evener.experiments.models.resnet import resnet152
 from evener.experiments.models.unet import UNet
+from evener.oracle.stages import DeviceGroup
 from evener.parallel.pipeline.partition_problem import cut_points, trace_micro_batch
 from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.stage_layout import split
-from evener.records.errors import InvalidInput, InvalidValue, file_line
+from evener.records.errors import DoesNotFit, InvalidInput, InvalidValue, file_line
 from support.refusals import refused
 
 CPU = torch.device("cpu")
@@ -127,7 +129,7 @@ def test_evaluation_order_that_contradicts_the_cut_is_refused() -> None:
     ("options", "message"),
     [
         ({"micro_batches": 0}, "micro_batches must be positive, got 0"),
-        ({"schedule": "zigzag"}, "schedule must be one of gpipe, 1f1b, zero-bubble, got 'zigzag'"),
+        ({"schedule": "zigzag"}, "schedule must be one of auto, gpipe, 1f1b, zero-bubble, got 'zigzag'"),
         ({"rematerialise": "some"}, "rematerialise must be one of always, except_last, never, auto, got 'some'"),
         ({"replicas": [[0], [0]]}, "replicas must be each rank from 0 to 1 once"),
         ({"on": [CPU] * 3}, "stages must be 3, one on every device or rank of a replica, got 2"),
@@ -166,3 +168,29 @@ def test_gradient_crosses_a_cut_through_a_mask_with_written_inputs() -> None:
     piped(model, x, ["b"]).step(x, x)
     for own, other in zip(model.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(own.grad, other.grad)
+
+
+def test_open_schedule_is_the_fastest_that_fits_without_recomputing() -> None:
+    def schedule(memory: float, **options: Any) -> str:
+        pipeline = Pipeline(
+            chain(*[64] * 7), torch.zeros(256, 64), F.mse_loss, on=[CPU] * 3, micro_batches=8,
+            costs="estimated", team=DeviceGroup(memory=(memory,) * 3), **options
+        )  # fmt: skip
+        return pipeline.schedule
+
+    memories = [4e6 * 0.9**times for times in range(60)]
+    chosen = []
+    for memory in memories:
+        try:
+            chosen.append(schedule(memory, rematerialise="never"))
+        except DoesNotFit:
+            break
+    assert [name for name, _ in groupby(chosen)] == ["zero-bubble", "1f1b"]
+    first = memories[chosen.index("1f1b")]
+    with refused(DoesNotFit):
+        Pipeline(
+            chain(*[64] * 7), torch.zeros(256, 64), F.mse_loss, on=[CPU] * 3, micro_batches=8, costs="estimated",
+            team=DeviceGroup(memory=(first,) * 3), rematerialise="never", schedule="zero-bubble",
+        )  # fmt: skip
+    assert schedule(1e9, rematerialise="always") == "1f1b"
+    assert schedule(1e9, schedule="gpipe") == "gpipe"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, log2
 from statistics import NormalDist
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from evener.oracle.cost.roofline import DeviceSpeed, LayerSeconds, device_of, la
 from evener.oracle.cost.topology import Topology
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.rules import DivisionName
+from evener.oracle.schedule import ScheduleChoice, ScheduleName
 from evener.records.errors import require, require_one_of
 from evener.records.graph import Layer, ModelGraph
 from evener.records.plan import Strategy
@@ -47,6 +48,7 @@ class TrainingJob:
             that are fewer than ranks, are then not divided. Every layer exchanges the gradient of its input by itself,
             even if other layers read the same input. With strips, all gradients are summed over all ranks.
         bucket_bytes: size of a bucket of gradients that are exchanged together.
+        schedule: order of the passes of pipelines.
     """
 
     graph: ModelGraph
@@ -58,6 +60,7 @@ class TrainingJob:
     statistics: bool = True
     published: bool = False
     bucket_bytes: int = 25 * 2**20
+    schedule: ScheduleChoice = "auto"
 
     def __post_init__(self) -> None:
         require(self.batch_size > 0, "--batch-size", self.batch_size, "positive")
@@ -237,6 +240,7 @@ class CostEstimate:
         local_steps: steps of each replica between two exchanges; 1 if they synchronise after every step.
         stages: number of the first layer of every stage of a pipeline.
         members: devices that divide the layers of each stage of a pipeline.
+        schedule: order of the passes of a pipeline; empty for others.
         compute_seconds: of the rank that computes longest, including the optimizer's update.
         communication_seconds: seconds in which ranks exchange and cannot compute.
         waiting_seconds: the remaining seconds of a step, in which the busiest rank waits for others.
@@ -255,6 +259,7 @@ class CostEstimate:
     local_steps: int = 1
     stages: tuple[int, ...] = ()
     members: int = 1
+    schedule: ScheduleName | Literal[""] = ""
     compute_seconds: float
     communication_seconds: float
     waiting_seconds: float = 0.0

@@ -19,7 +19,15 @@ from evener.oracle.cost.model import CostEstimate, CostModel, ranks_of, worst_of
 from evener.oracle.cost.replica import ReplicaCost
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
-from evener.oracle.schedule import SCHEDULES, SimulatedStep, max_held, simulate
+from evener.oracle.schedule import (
+    SCHEDULES,
+    ScheduleName,
+    SimulatedStep,
+    candidates,
+    is_worth_more,
+    max_held,
+    simulate,
+)
 from evener.oracle.stages import DeviceGroup, Held, StageCut, Units, best_cut
 from evener.records.errors import DoesNotFit
 
@@ -31,6 +39,7 @@ class PipelineReplica:
     """One replica of the model, cut into stages.
 
     Attributes:
+        schedule: order of the passes.
         order: index of the device that computes each stage.
         starts: number of the first layer of every stage.
         timeline: the simulated step.
@@ -40,6 +49,7 @@ class PipelineReplica:
         sent_bytes: bytes per step of the stage that sends most.
     """
 
+    schedule: ScheduleName
     order: tuple[int, ...]
     starts: tuple[int, ...]
     timeline: SimulatedStep
@@ -52,8 +62,10 @@ class PipelineReplica:
 def make_pipeline(
     model: CostModel, devices: Sequence[int], samples: int, micro_batches: int, teams: Sequence[ReplicaCost] = ()
 ) -> PipelineReplica:
-    """Return the fastest pipeline on `devices` for micro-batches of `samples`; stages recompute only if memory requires
-    it.
+    """Return the fastest pipeline on `devices` for micro-batches of `samples`.
+
+    Stages recompute only if memory requires it. If the job leaves the schedule open, it is the fastest one that fits
+    the memory without another cut and without recomputing.
 
     Args:
         model: the job and the machines.
@@ -65,21 +77,30 @@ def make_pipeline(
     Raises:
         DoesNotFit: no cut of the model fits the devices, even with recomputation.
     """
-    stages = len(devices)
-    waiting = _waiting(stages, micro_batches)
+    stages, group = len(devices), _group(model, devices, teams)
+    first, *others = candidates(model.job.schedule, are_divided=bool(teams))
+    waiting = _waiting(first, stages, micro_batches)
     for recomputes in (False, True):
         load = _load(model, devices, samples, recomputes, teams)
         held = Held(waiting=waiting, kept=(1,) * stages if recomputes else waiting)
-        cut = best_cut(_units(load, model.units), _group(model, devices, teams), held, stages)
-        if cut is not None:
-            return _simulated(model, devices, load, held, cut, micro_batches)
+        cut = best_cut(_units(load, model.units), group, held, stages)
+        if cut is None:
+            continue
+        best = _simulated(model, devices, load, held, cut, first, micro_batches)
+        for schedule in () if recomputes else others:
+            more = _waiting(schedule, stages, micro_batches)
+            line = _simulated(model, devices, load, Held(waiting=more, kept=more), cut, schedule, micro_batches)
+            fits = all(n <= group.memory[d] for n, d in zip(line.memory_bytes, line.order, strict=True))
+            if fits and is_worth_more(line.timeline.seconds, best.timeline.seconds):
+                best = line
+        return best
     raise DoesNotFit(f"no division of the model into {stages} stages fits the devices' memory")
 
 
 @lru_cache(maxsize=256)
-def _waiting(stages: int, micro_batches: int) -> tuple[int, ...]:
+def _waiting(schedule: ScheduleName, stages: int, micro_batches: int) -> tuple[int, ...]:
     """Return the largest number of micro-batches that every stage holds at once."""
-    return tuple(max_held(SCHEDULES["1f1b"](k, stages, micro_batches)) for k in range(stages))
+    return tuple(max_held(SCHEDULES[schedule](k, stages, micro_batches)) for k in range(stages))
 
 
 @dataclass(frozen=True)
@@ -132,9 +153,15 @@ def _units(load: _Load, starts: Sequence[int]) -> Units:
 
 
 def _simulated(
-    model: CostModel, devices: Sequence[int], load: _Load, held: Held, cut: StageCut, micro_batches: int
+    model: CostModel,
+    devices: Sequence[int],
+    load: _Load,
+    held: Held,
+    cut: StageCut,
+    schedule: ScheduleName,
+    micro_batches: int,
 ) -> PipelineReplica:
-    """Return the pipeline with this cut, with its step simulated."""
+    """Return the pipeline with this cut and schedule, with its step simulated."""
     starts_of_units = [*model.units, len(load.state)]
     ends = [starts_of_units[end] for end in cut.ends]
     spans = [slice(a, b) for a, b in pairwise([0, *ends])]
@@ -145,9 +172,11 @@ def _simulated(
         [float(load.forward[d, span].sum()) for d, span in zip(cut.devices, spans, strict=True)],
         [float(load.backward[d, span].sum()) for d, span in zip(cut.devices, spans, strict=True)],
         micro_batches,
-        transfer=transfer,
+        schedule,
+        transfer,
     )
     return PipelineReplica(
+        schedule=schedule,
         order=cut.devices,
         starts=tuple(span.start for span in spans),
         timeline=timeline,
@@ -204,6 +233,7 @@ def price_pipeline(model: CostModel, rows: Sequence[Sequence[int]], micro_batche
         shares=tuple(busy / sum(pipeline.timeline.busy) for pipeline in pipelines for busy in pipeline.timeline.busy),
         accumulate=micro_batches,
         stages=slowest.starts,
+        schedule=slowest.schedule,
         compute_seconds=computing,
         communication_seconds=sending + gradients,
         waiting_seconds=waiting,

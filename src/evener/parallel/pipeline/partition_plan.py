@@ -21,14 +21,22 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from evener.oracle.schedule import SCHEDULES, Action, Rematerialise, ScheduleName, max_held
+from evener.oracle.schedule import (
+    SCHEDULES,
+    Action,
+    Rematerialise,
+    ScheduleName,
+    is_worth_more,
+    max_held,
+    simulate,
+)
 from evener.oracle.stages import DeviceGroup, Held, StageCut, Units, divide
 from evener.parallel.pipeline.partition_problem import PartitionProblem
 from evener.parallel.pipeline.placement import StagePlacement
 from evener.parallel.pipeline.stage_layout import StageLayout, lay_out, positions_of
 from evener.parallel.pipeline.stage_program import measured_seconds
 from evener.records.decoding import decode_msgpack
-from evener.records.errors import InvalidValue, require, require_one_of
+from evener.records.errors import DoesNotFit, InvalidValue, require, require_one_of
 from evener.system.memory import usable_memory
 from evener.tracer.ir import record
 
@@ -52,6 +60,7 @@ class PipelineConfig:
         begins: Names of the modules at which the second and later stages begin; None to choose.
         micro_batches: M.
         schedule: Order of a stage's actions.
+        others: Schedules to be used instead where they are faster, and no stage has to recompute.
         rematerialise: Policy of recomputation.
         costs: Costs that balance the stages.
         loss: Loss of the model's outputs for a micro-batch, if it is to be timed with the last part.
@@ -65,6 +74,7 @@ class PipelineConfig:
     costs: Costs
     team: DeviceGroup | None
     loss: Callable[[Any], Tensor] | None = None
+    others: tuple[ScheduleName, ...] = ()
 
     def __post_init__(self) -> None:
         require(self.micro_batches > 0, "micro_batches", self.micro_batches, "positive")
@@ -158,8 +168,10 @@ class _Device(msgspec.Struct, frozen=True):
     seconds: list[float]
 
 
-def plan_partition(problem: PartitionProblem, config: PipelineConfig, placement: StagePlacement) -> list[PartitionPlan]:
-    """Return the plans of all replicas, or lanes; they are the same on every rank.
+def plan_partition(
+    problem: PartitionProblem, config: PipelineConfig, placement: StagePlacement
+) -> tuple[list[PartitionPlan], ScheduleName]:
+    """Return the plans of all replicas, or lanes, and the schedule; they are the same on every rank.
 
     Raises:
         InvalidValue: There are too few cut points, or none where the user wants one.
@@ -182,9 +194,48 @@ def plan_partition(problem: PartitionProblem, config: PipelineConfig, placement:
     devices = list(chain(*(decode_msgpack(row, list[_Device]) for row in rows)))
     team = config.team or DeviceGroup(memory=tuple(device.memory for device in devices))
     timings = [one.seconds for one in devices] if measured else [_estimated(problem, config.costs)] * len(devices)
-    if placement.are_lanes:
-        return _lanes(problem, config, placement.replicas, team, timings)
-    return [_plan(problem, config, ranks, team, timings) for ranks in placement.replicas]
+
+    def plans_with(schedule: ScheduleName) -> list[PartitionPlan]:
+        by = replace(config, schedule=schedule)
+        if placement.are_lanes:
+            return _lanes(problem, by, placement.replicas, team, timings)
+        return [_plan(problem, by, ranks, team, timings) for ranks in placement.replicas]
+
+    plans, best = plans_with(config.schedule), config.schedule
+    for other in config.others:
+        try:
+            others = plans_with(other)
+        except DoesNotFit:
+            continue
+        times = [_step_seconds(*row, config.micro_batches, team) for row in ((others, other), (plans, best))]
+        if is_worth_more(*times) and not _recomputes(others, other, config):
+            plans, best = others, other
+    return plans, best
+
+
+def _recomputes(plans: Sequence[PartitionPlan], schedule: ScheduleName, config: PipelineConfig) -> bool:
+    """Return whether a stage computes activations twice."""
+    for plan in plans:
+        for stage in range(plan.layout.num_stages):
+            actions = SCHEDULES[schedule](stage, plan.layout.num_stages, config.micro_batches)
+            if recomputed(config.rematerialise, actions, plan.max_kept(stage, max_held(actions))):
+                return True
+    return False
+
+
+def _step_seconds(
+    plans: Sequence[PartitionPlan], schedule: ScheduleName, micro_batches: int, team: DeviceGroup
+) -> float:
+    """Return the seconds of a step of the slowest replica, in which a forward pass takes a third of a stage's time."""
+    seconds = []
+    for plan in plans:
+        transfer = [
+            team.alpha[a][b] + team.beta[a][b] * nbytes if team.alpha else 0.0
+            for (a, b), nbytes in zip(pairwise(plan.layout.ranks), plan.boundary_bytes[1:], strict=True)
+        ]
+        forward, backward = ([part * one for one in plan.seconds] for part in (1 / 3, 2 / 3))
+        seconds.append(simulate(forward, backward, micro_batches, schedule, transfer).seconds)
+    return max(seconds)
 
 
 def _lanes(

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from evener.comm.group import Group
 from evener.oracle.division.plan import Shard
-from evener.oracle.schedule import Rematerialise, ScheduleName
+from evener.oracle.schedule import Rematerialise, ScheduleChoice, candidates
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.full_state import own_part
 from evener.parallel.gradient_sums import clip_gradients
@@ -73,8 +73,8 @@ class Pipeline:
         micro_batches: M; by default 4 K, which leaves the devices idle for at most a fifth of the time.
         on: A group whose ranks each compute a stage, or devices of this process; by default all GPUs of this process,
             or its CPU for all stages.
-        schedule: `1f1b`; `gpipe`, which takes as long but needs more memory; or `zero-bubble`, which is faster and
-            needs up to twice the memory of `1f1b`.
+        schedule: `1f1b`; `gpipe`, which takes as long but needs more memory; `zero-bubble`, which is faster and needs
+            up to twice the memory of `1f1b`; or `auto`: `zero-bubble` where it fits and is predicted to be faster.
         rematerialise: `always`, `except_last`, `never`, or `auto`, which recomputes as little as the memory allows.
         costs: Costs that balance the stages: `measured` on every device, `estimated`, or a function.
         team: Memory and links of the devices, if the choice of stages is to respect them.
@@ -84,6 +84,7 @@ class Pipeline:
         teams: Ranks that divide the layers of every stage, if several have one; all get the same batches.
 
     Attributes:
+        schedule: Order of the passes.
         shards: Weights of which this rank has a part among the ranks of its stage, by name.
         share: This rank's share of the work of its divided layers; 1 if no layer is divided.
         moved_buffers: Returns names of buffers that every micro-batch changes, other than statistics of norms.
@@ -103,7 +104,7 @@ class Pipeline:
         stages: int | Sequence[str] | None = None,
         micro_batches: int | None = None,
         on: Group | Sequence[torch.device] | None = None,
-        schedule: ScheduleName = "1f1b",
+        schedule: ScheduleChoice = "auto",
         rematerialise: Rematerialise = "auto",
         costs: Costs = "measured",
         team: DeviceGroup | None = None,
@@ -119,10 +120,12 @@ class Pipeline:
         self._placement = replace(placement, are_lanes=teams is not None)
         micro_batches = 4 * max(map(len, self._placement.replicas)) if micro_batches is None else micro_batches
         sizes = micro_batch_sizes(samples_in(example), max(1, micro_batches))
+        self.schedule, *others = candidates(schedule, are_divided=teams is not None)
         config = PipelineConfig(
             begins=None if stages is None or isinstance(stages, int) else tuple(stages),
             micro_batches=micro_batches,
-            schedule=schedule,
+            schedule=self.schedule,
+            others=tuple(others),
             rematerialise=rematerialise,
             costs=costs,
             team=team,
@@ -136,7 +139,8 @@ class Pipeline:
     def _cut(self, model: nn.Module, config: PipelineConfig) -> None:
         """Decide where stages begin, and take over this process's stages."""
         problem = partition_problem(on_meta(model), self._example, self._placement.devices[0])
-        plans = plan_partition(problem, config, self._placement)
+        plans, self.schedule = plan_partition(problem, config, self._placement)
+        config = replace(config, schedule=self.schedule)
         agreed = repr((plans, config.micro_batches, config.schedule, config.rematerialise))
         require_same(self._placement.gather, "the cut of the model", agreed)
         replica = self._placement.own_replica
