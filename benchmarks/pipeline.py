@@ -190,13 +190,13 @@ def bubbles(results: Results) -> None:
 
 
 class Unevenly(NamedTuple):
-    """What two ranks of speeds 1 and 1/2 did.
+    """Steps of two ranks of speeds 1 and 1/2.
 
     Attributes:
         seconds: of every way by rounds; the name of a way with a pipeline is `chosen` or `equal`, and its schedule.
         work: part of the work of each chosen stage.
-        ranks: that compute them.
-        schedule: that was chosen.
+        ranks: ranks that compute them.
+        schedule: schedule that Evener chose.
     """
 
     seconds: dict[str, list[float]]
@@ -259,7 +259,8 @@ def uneven(results: Results) -> None:
         results.add(
             "{schedule:11} " + ", ".join(f"{part:.1%}" for part in work) + " of the work on ranks {ranks}: "
             "{speed_up:.3f}x faster than equal stages; {of_alone:.1%} of the ideal by the fast rank's seconds while "
-            "the other one rests, {of_both:.1%} by those while both compute{said}",
+            "the other one rests, {of_both:.1%} by those while both compute"
+            + (", chosen by Evener" if schedule == chosen else ""),
             benchmark="uneven",
             schedule=schedule,
             work=work,
@@ -267,7 +268,7 @@ def uneven(results: Results) -> None:
             speed_up=ratios(seconds[f"equal {schedule}"], step).median,
             of_alone=ideal * ratios(seconds["alone"], step).median,
             of_both=ideal * ratios(seconds["own"], step).median,
-            said=", chosen by Evener" if schedule == chosen else "",
+            is_chosen=schedule == chosen,
         )
 
 

@@ -204,12 +204,12 @@ def plan_partition(
     plans, best = plans_with(config.schedule), config.schedule
     for other in config.others:
         try:
-            others = plans_with(other)
+            alternative = plans_with(other)
         except DoesNotFit:
             continue
-        times = [_step_seconds(*row, config.micro_batches, team) for row in ((others, other), (plans, best))]
-        if is_worth_more(*times) and not _recomputes(others, other, config):
-            plans, best = others, other
+        times = [_step_seconds(*row, config.micro_batches, team) for row in ((alternative, other), (plans, best))]
+        if is_worth_more(*times) and not _recomputes(alternative, other, config):
+            plans, best = alternative, other
     return plans, best
 
 

@@ -120,11 +120,11 @@ class Pipeline:
         self._placement = replace(placement, are_lanes=teams is not None)
         micro_batches = 4 * max(map(len, self._placement.replicas)) if micro_batches is None else micro_batches
         sizes = micro_batch_sizes(samples_in(example), max(1, micro_batches))
-        self.schedule, *others = candidates(schedule, are_divided=teams is not None)
+        first, *others = candidates(schedule, are_divided=teams is not None)
         config = PipelineConfig(
             begins=None if stages is None or isinstance(stages, int) else tuple(stages),
             micro_batches=micro_batches,
-            schedule=self.schedule,
+            schedule=first,
             others=tuple(others),
             rematerialise=rematerialise,
             costs=costs,
