@@ -30,6 +30,7 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import NodeCost
 from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
 from evener.oracle.data_parallel import GradientSync
+from evener.oracle.schedule import ScheduleChoice
 from evener.oracle.search import search
 from evener.parallel.optimizer_probe import stand_ins
 from evener.parallel.parallel_model import require_scalar
@@ -233,9 +234,23 @@ def _time(context: RankContext, micro: int, *, speed: float, seconds: float) -> 
 
 
 def price(
-    context: RankContext, names: Sequence[str], costs: MeasuredCosts, ring: Ring, accumulate: int
+    context: RankContext,
+    names: Sequence[str],
+    costs: MeasuredCosts,
+    ring: Ring,
+    accumulate: int,
+    schedule: ScheduleChoice,
 ) -> Sequence[CostEstimate]:
-    """Return the predicted step times of candidates that fit, fastest first; empty if there is no choice."""
+    """Return the predicted step times of candidates that fit, fastest first; empty if there is no choice.
+
+    Args:
+        context: of this rank.
+        names: strategies among which to choose.
+        costs: times of the nodes.
+        ring: one of all nodes.
+        accumulate: micro-batches of a step, one after the other.
+        schedule: order of the passes of pipelines.
+    """
     if len(names) == 1 or costs.misfits:
         return ()
     memories = node_memories(context)
@@ -247,6 +262,7 @@ def price(
             optimizer=_optimizer_name(context),
             precision=context.arithmetic.precision,
             task=costs.timings[0].task,
+            schedule=schedule,
         )
         profile = _profile(context.env.nodes, costs, memories, ring)
         return search(CostModel(job, profile), ("serial", *names)).ranked  # type: ignore[arg-type]  # are checked

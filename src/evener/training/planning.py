@@ -97,7 +97,7 @@ def make_plan(context: RankContext, config: RunConfig, refused: Sequence[Rejecte
     misfit = next((f"node {nodes[rank].name}: {why}" for rank, why in costs.misfits.items()), "")
     if not misfit:
         names = those_of_one_process(names, context.model)
-    estimates = price(context, names, costs, ring, accumulate)
+    estimates = price(context, names, costs, ring, accumulate, config.schedule)
     chosen = choose(names, misfit, estimates)
     refused = (*refused, *why_divided(names, chosen, misfit, estimates))
     if chosen != shape.strategy:
