@@ -67,6 +67,9 @@ def leave_posix() -> None:
     library.TemporaryFile = tempfile.NamedTemporaryFile
     library = shutil
     library._use_fd_functions = False
+    library = subprocess
+    library.os = types.SimpleNamespace(**vars(os))  # its calls for Windows are others
+    library.Popen = type("Popen", (subprocess.Popen,), {"__init__": _started_without_posix(subprocess.Popen.__init__)})
     for name in MODULES:
         sys.modules[name] = None  # type: ignore[assignment]  # so that importing it fails
     hidden: list[tuple[Any, list[str]]] = [(os, _OF_OS), (signal, _OF_SIGNAL), (socket, _OF_SOCKET)]
@@ -109,6 +112,15 @@ def _lacking(name: str) -> Callable[[object], NoReturn]:
         raise AttributeError(name)
 
     return get
+
+
+def _started_without_posix(start: Any) -> Any:
+    def started(process: Any, command: Any, **named: Any) -> None:
+        if named.get("pass_fds") or named.get("preexec_fn"):
+            raise ValueError("not supported on Windows")
+        start(process, command, **named)
+
+    return started
 
 
 def _without_folders(call: Any) -> Any:

@@ -11,7 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from evener.records.errors import InvalidInput, MissingExtra
+from evener.records.decoding import decode_json
+from evener.records.errors import EvenerError, InvalidInput, MissingExtra
 from evener.records.version import pip_install
 from evener.report.live.access import ADDRESS, listen
 from evener.report.live.feed import Sources
@@ -30,24 +31,33 @@ def page_beside(folder: Path, port: int | None) -> Iterator[None]:
     Raises:
         MissingExtra: the web server is not installed.
         InvalidInput: the port is taken.
+        EvenerError: the other process ended.
     """
     if port is None:
         yield
         return
     require_dashboard()
     token = secrets.token_urlsafe(32)
-    with listen(port) as listening:
-        handle, address = listening.fileno(), address_of(listening.getsockname()[1], token)
-        command = [sys.executable, "-m", "evener.report.live", str(folder), str(handle)]
-        page = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(handle,), start_new_session=True)
+    command = [sys.executable, "-m", "evener.report.live", str(folder), str(port)]
+    page = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # so that Ctrl-C reaches the run alone; ignored on Windows
+        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # the same on Windows
+    )
     assert page.stdin is not None
+    assert page.stdout is not None
     try:
-        page.stdin.write(f"{token}\n".encode())
-        page.stdin.flush()
-        _print_address(sys.stderr, address)
+        with suppress(BrokenPipeError):  # it has ended; what it wrote tells why
+            page.stdin.write(f"{token}\n".encode())
+            page.stdin.flush()
+        _print_address(sys.stderr, address_of(_listening_port(page.stdout.readline()), token))
         yield
     finally:
-        page.stdin.close()
+        page.stdout.close()
+        with suppress(BrokenPipeError):
+            page.stdin.close()
         try:
             page.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -81,6 +91,16 @@ def dashboard(runs: Sequence[Path], port: int) -> None:
 def address_of(port: int, token: str) -> str:
     """Return the address to open in a browser."""
     return f"http://{ADDRESS}:{port}/?token={token}"
+
+
+def _listening_port(line: bytes) -> int:
+    """Return the port that the page's process wrote; raise InvalidInput with the reason that it wrote instead."""
+    if not line:
+        raise EvenerError("the process of the live page ended before it listened")
+    answer = decode_json(line, int | str)
+    if isinstance(answer, str):
+        raise InvalidInput(answer)
+    return answer
 
 
 def _print_address(stream: TextIO, address: str) -> None:

@@ -17,10 +17,13 @@ import msgspec
 import pytest
 
 from evener.commands.dashboard import page_beside
+from evener.records.errors import EvenerError, InvalidInput
 from evener.records.event_log import EventLog
 from evener.records.event_tail import EVENTS_FILE
 from evener.records.events import RunEvent
+from evener.report.live.access import listen
 from support.fake_runs import fake_run
+from support.refusals import refused
 
 pytest.importorskip("uvicorn", reason="the live page needs evener[dashboard]")
 pytest.importorskip("starlette", reason="the live page needs evener[dashboard]")
@@ -161,3 +164,37 @@ def test_page_of_a_run_ends_with_the_run(tmp_path: Path, capfd: pytest.CaptureFi
         assert message_of(answer)["picture"]["detail"] == "the process that led the run is gone"
         with pytest.raises(ConnectionRefusedError):
             client.ask("/")
+
+
+def test_port_that_is_taken_is_refused_before_the_run(tmp_path: Path) -> None:
+    with listen(0) as taken, refused(InvalidInput), page_beside(tmp_path, taken.getsockname()[1]):
+        pytest.fail("the run began")
+
+
+def test_page_that_cannot_start_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(EvenerError), page_beside(tmp_path, 0):
+        pytest.fail("the run began")
+
+
+def test_page_is_shown_beside_a_run_without_posix(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.py"
+    page.write_text(
+        "from support.foreign_system import leave_posix\n"
+        "leave_posix()\n"
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from evener.commands.dashboard import page_beside\n"
+        f"with page_beside(Path({str(folder)!r}), 0):\n"
+        "    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, str(page)], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        with closing(Client(process.stderr.readline())) as client:
+            _, answer = client.ask("/events", cookie=client.cookie)
+            assert message_of(answer)["picture"]["step"] == 30
+            process.stdin.close()
+            assert process.wait(20) == 0

@@ -1,21 +1,23 @@
 """The process that serves the live page beside a run, and ends shortly after the run's leading process.
 
-python -m evener.report.live FOLDER HANDLE       HANDLE is the listening socket's file descriptor
+python -m evener.report.live FOLDER PORT       PORT as for `evener.report.live.access.listen`
 
-The run writes the token to stdin and closes stdin when it ends.
+The run writes the token to stdin, and closes stdin when it ends. The process writes a line of JSON to stdout: the port
+on which it listens, or why it cannot.
 """
 
 from __future__ import annotations
 
-import os
-import socket
+import json
 import sys
 import threading
 import time
 from pathlib import Path
 
-from evener.report.live.feed import Sources
-from evener.report.live.server import LivePage
+import psutil
+
+from evener.records.errors import EvenerError
+from evener.report.live.access import listen
 
 _CLOSING_DELAY_S = 2.0
 """Seconds in which open pages still receive the end of the run."""
@@ -23,10 +25,19 @@ _CLOSING_DELAY_S = 2.0
 
 def main() -> None:
     """Serve the page until the run is over."""
-    folder, handle = Path(sys.argv[1]), int(sys.argv[2])
-    os.nice(10)  # training comes first
+    folder, port = Path(sys.argv[1]), int(sys.argv[2])
+    try:
+        listening = listen(port)
+    except EvenerError as error:
+        _answer(str(error))
+        return
+    _answer(listening.getsockname()[1])
+    _be_nice()
+    from evener.report.live.feed import Sources
+    from evener.report.live.server import LivePage  # loaded here: the run waits for the line above
+
     sources = Sources([folder], beside=[folder.parent])
-    page = LivePage(sources, socket.socket(fileno=handle), sys.stdin.readline().strip())
+    page = LivePage(sources, listening, sys.stdin.readline().strip())
 
     def end_with_run() -> None:
         sys.stdin.read()
@@ -36,6 +47,16 @@ def main() -> None:
 
     threading.Thread(target=end_with_run, daemon=True).start()
     page.serve()
+
+
+def _answer(port_or_reason: int | str) -> None:
+    sys.stdout.write(f"{json.dumps(port_or_reason)}\n")
+    sys.stdout.flush()
+
+
+def _be_nice() -> None:
+    """Let training come first."""
+    psutil.Process().nice(getattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", 10))
 
 
 main()

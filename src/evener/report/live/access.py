@@ -13,6 +13,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qs
 
 from evener.records.errors import InvalidInput
+from evener.system.host import has_posix
 
 ADDRESS = "127.0.0.1"
 PORT = 7118
@@ -81,7 +82,8 @@ def listen(port: int) -> socket.socket:
     """
     for candidate in [port] if port else range(PORT, PORT + _NUM_PORTS_TRIED):
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if has_posix():  # Windows would give a port to several sockets
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((ADDRESS, candidate))
             listening.listen()
