@@ -28,7 +28,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from evener.ps.node.blob_writer import BlobWriter
+from evener.ps.node.blob_writer import BlobWriter, StoredBlob
 from evener.ps.node.piece_exchange import Holder, PieceServer, Reads
 from evener.ps.protocol.blob import CHUNK_BYTES, blob_folder
 from evener.ps.protocol.messages import MAX_COMPLETE, BlobChunk, FetchBlob, FetchFrom, Header
@@ -70,7 +70,7 @@ class BlobFetcher:
         self._folder, self._send, self._open_server = folder, send, serve
         self._lock = threading.RLock()
         self._wanted: list[str] = []
-        self._writers: dict[str, BlobWriter] = {}
+        self._writers: dict[str, StoredBlob] = {}
         self._requested: dict[int, FetchBlob] = {}
         self._order: list[int] = []
         self._direct: list[int] = []
@@ -215,7 +215,7 @@ class BlobFetcher:
             writer.close()
 
     @property
-    def _writer(self) -> BlobWriter:
+    def _writer(self) -> StoredBlob:
         return self._writers[self._wanted[0]]
 
     def _begin(self) -> None:
@@ -223,8 +223,10 @@ class BlobFetcher:
         self._requested, self._order, self._direct = {}, [], []
         if self._wanted:
             digest = self._wanted[0]
-            is_here = digest in self._complete
-            self._writers[digest] = BlobWriter(digest, self._folder, is_early=digest == self._early, is_here=is_here)
+            if digest in self._complete:
+                self._writers[digest] = StoredBlob(digest, self.path_of(digest))
+            else:
+                self._writers[digest] = BlobWriter(digest, self._folder, is_early=digest == self._early)
             self._ask_for_head()
 
     def _ask_for_head(self) -> None:
@@ -233,7 +235,7 @@ class BlobFetcher:
         num_bytes = CHUNK_BYTES if done else FIRST_BYTES
         self._say(FetchBlob(digest=self._wanted[0], offset=done, num_bytes=num_bytes, is_direct=True))
 
-    def _take_head(self, writer: BlobWriter, chunk: BlobChunk, data: memoryview) -> None:
+    def _take_head(self, writer: StoredBlob, chunk: BlobChunk, data: memoryview) -> None:
         """Take bytes of the head; when it is complete, choose the order of the pieces."""
         if chunk.offset != len(writer.head.data):
             return
@@ -250,7 +252,7 @@ class BlobFetcher:
         if writer.is_early and writer.missing:
             threading.Thread(target=self._watch, args=(writer,), name="evener-wanted", daemon=True).start()
 
-    def _watch(self, writer: BlobWriter) -> None:
+    def _watch(self, writer: StoredBlob) -> None:
         """Fetch first what processes wait for."""
         wanted, active = Wanted(writer.root), time.monotonic()
         while writer.missing and not self._is_closed.wait(_PAUSES[time.monotonic() - active > _ACTIVE_SECONDS]):

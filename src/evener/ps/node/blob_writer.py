@@ -44,45 +44,87 @@ class EarlyFiles(FileRange):
         return range(self._ends[index], self._ends[index + 1])
 
 
-class BlobWriter:
-    """Files of a blob that is being received; close it.
+class StoredBlob:
+    """A blob whose files are here, and whose head comes: with it, other nodes can be served. Close it.
 
     Args:
         digest: name of the blob.
-        into: folder of blobs.
-        is_early: whether the files may be read while they arrive.
-        is_here: whether the blob is complete, and only its head is missing, with which other nodes can be served.
+        root: folder of its files.
 
     Attributes:
-        head: head of the blob, which comes first.
+        head: head of the blob.
         missing: pieces that have not come; None before the head is complete.
-        root: folder of the files: a draft, until `finish` puts it in place.
+        root: folder of the files.
         is_early: whether the files may be read while they arrive; known when the head is complete.
     """
 
-    def __init__(self, digest: str, into: Path, *, is_early: bool = False, is_here: bool = False) -> None:
-        self._digest, self._place = digest, blob_folder(into, digest)
-        into.mkdir(parents=True, exist_ok=True)
-        draft = self._place if is_here else Path(tempfile.mkdtemp(dir=into, prefix=f".{digest[:16]}."))
-        self.root = self._draft = draft
-        self._files, self.is_early = FileRange(self._draft, []), is_early and not is_here
+    def __init__(self, digest: str, root: Path) -> None:
+        self._digest, self.root, self.is_early = digest, root, False
+        self._files = FileRange(root, [])
         self.head = HeadReader(digest)
         self.missing: set[int] | None = None
 
     def add_head(self, data: bytes | memoryview) -> None:
-        """Add the next bytes of the stream, until the head is complete. The whole of a short blob comes with it.
+        """Add the next bytes of the stream, until the head is complete.
 
         Raises:
             InvalidFile: this is not the head of the blob.
             InvalidValue: a path leads out of the blob's folder.
             OSError: the files cannot be created.
         """
+        if self.head.add(data) is not None:
+            self._files, self.missing = FileRange(self.root, self.head.files()), set()
+
+    def add(self, piece: int, data: bytes | memoryview) -> None:
+        """Write a piece if it is missing.
+
+        Raises:
+            InvalidFile: it is damaged.
+            OSError: it cannot be written.
+        """
+
+    def pieces_of(self, _path: str) -> set[int]:
+        """Return the missing pieces of a file."""
+        return set()
+
+    def read(self, piece: int) -> bytes | None:
+        """Return a piece; None if it has not come. Raises MissingFile: its files were removed."""
+        if self.missing is None or piece in self.missing:
+            return None
+        return self._files.read(piece * self.head.piece_bytes, self.head.piece_bytes)
+
+    def finish(self) -> Path:
+        """Put a complete blob into its place, and return its folder.
+
+        Raises:
+            InvalidFile: pieces are missing.
+        """
+        return self.root
+
+    def close(self) -> None:
+        """Remove an incomplete blob."""
+
+
+class BlobWriter(StoredBlob):
+    """Writes the files of a blob that is being received.
+
+    Args:
+        digest: name of the blob.
+        into: folder of blobs.
+        is_early: whether the files may be read while they arrive.
+    """
+
+    def __init__(self, digest: str, into: Path, *, is_early: bool = False) -> None:
+        self._place = blob_folder(into, digest)
+        into.mkdir(parents=True, exist_ok=True)
+        super().__init__(digest, Path(tempfile.mkdtemp(dir=into, prefix=f".{digest[:16]}.")))
+        self._draft, self.is_early = self.root, is_early
+
+    def add_head(self, data: bytes | memoryview) -> None:
+        """Add the next bytes; the whole of a short blob comes with the head. Raises as in the base class."""
         if (rest := self.head.add(data)) is None:
             return
         files = self.head.files()
-        if self._draft == self._place:
-            self._files, self.missing = FileRange(self._place, files), set()
-            return
         is_plain = files == sorted(files) and not any("\n" in path for path, _ in files)
         self.is_early = self.is_early and is_plain and announce_files(self._draft, files)
         if not self.is_early:
@@ -98,12 +140,7 @@ class BlobWriter:
             self.add(piece, rest[begin : begin + self.head.length_of(piece)])
 
     def add(self, piece: int, data: bytes | memoryview) -> None:
-        """Write a piece.
-
-        Raises:
-            InvalidFile: it is damaged.
-            OSError: it cannot be written.
-        """
+        """Write a piece if it is missing. Raises as in the base class."""
         assert self.missing is not None
         if piece not in self.missing:
             return
@@ -121,22 +158,10 @@ class BlobWriter:
         size = self.head.piece_bytes
         return set(range(part.start // size, (part.stop - 1) // size + 1)) & (self.missing or set())
 
-    def read(self, piece: int) -> bytes | None:
-        """Return a piece; None if it has not come. Raises MissingFile: its files were removed."""
-        if self.missing is None or piece in self.missing:
-            return None
-        return self._files.read(piece * self.head.piece_bytes, self.head.piece_bytes)
-
     def finish(self) -> Path:
-        """Move the complete blob into place, and return its folder.
-
-        Raises:
-            InvalidFile: pieces are missing.
-        """
+        """Move the complete blob into its place, and return its folder. Raises as in the base class."""
         if self.missing is None or self.missing:
             raise damaged(self._digest)
-        if self._draft == self._place:
-            return self._place
         try:
             self._draft.rename(self._place)
         except OSError:
@@ -147,7 +172,5 @@ class BlobWriter:
 
     def close(self) -> None:
         """Remove an incomplete blob."""
-        if self._draft == self._place:
-            return
         shutil.rmtree(self._draft, ignore_errors=True)
         complete_folder(self._draft)
