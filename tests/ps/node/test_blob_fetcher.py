@@ -557,6 +557,91 @@ def test_early_blob_that_is_not_complete_at_the_end_leaves_nothing(blob: Blob, t
     assert list((tmp_path / "a").iterdir()) == []
 
 
+def fetch_in_part(blob: Blob, cache: Path, *, is_early: bool) -> int:
+    """Fetch a third of the pieces in a run that ends then; return the bytes that the master sent."""
+    master = Master(blob)
+    fetcher = master.admit(cache, None)
+    fetcher.request([blob.digest], early=blob.digest if is_early else "")
+    master.serve_until(lambda: master.sent_bytes > blob.num_bytes / 3)
+    fetcher.close()
+    return master.sent_bytes
+
+
+def fetch_all(blob: Blob, cache: Path, *, is_early: bool = False) -> tuple[int, dict[str, bytes]]:
+    """Fetch the blob; return the bytes that the master sent, and the files."""
+    master = Master(blob)
+    fetcher = master.admit(cache, None)
+    fetcher.request([blob.digest], early=blob.digest if is_early else "")
+    master.serve(fetcher)
+    fetcher.close()
+    return master.sent_bytes, contents(fetcher, blob)
+
+
+@pytest.mark.parametrize("was_early", [False, True])
+@pytest.mark.parametrize("is_early", [False, True])
+def test_pieces_of_a_run_that_ended_are_not_fetched_again(
+    blob: Blob, tmp_path: Path, expected: dict[str, bytes], was_early: bool, is_early: bool
+) -> None:
+    received = 0
+    for _ in range(2):
+        Master(blob).admit(tmp_path / "a", None).close()  # a run that ends at once changes nothing
+        received += fetch_in_part(blob, tmp_path / "a", is_early=was_early) - FIRST_BYTES
+        assert [path.name for path in (tmp_path / "a").iterdir()] == [f"{blob.digest}.part"]
+    sent, files = fetch_all(blob, tmp_path / "a", is_early=is_early)
+    assert files == expected
+    assert sent <= blob.num_bytes - received + FIRST_BYTES
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [blob.digest]
+
+
+@pytest.mark.parametrize("change", ["removed", "shorter", "longer", "other", "list", "range"])
+@pytest.mark.parametrize("was_early", [False, True])
+def test_pieces_that_were_changed_since_are_fetched_again(
+    blob: Blob, tmp_path: Path, expected: dict[str, bytes], change: str, was_early: bool
+) -> None:
+    fetch_in_part(blob, tmp_path / "a", is_early=was_early)
+    part = tmp_path / "a" / f"{blob.digest}.part"
+    large = part / "files" / "large"
+    if change == "removed":
+        large.unlink()
+    elif change == "list":
+        (part / "missing").write_bytes(b"")
+    elif change == "range":
+        (part / "missing").write_bytes(msgspec.msgpack.encode([0, NUM_PIECES + 1]))
+    else:
+        contents = {"shorter": b"", "longer": expected["large"] * 2, "other": bytes(len(expected["large"]))}
+        large.write_bytes(contents[change])
+    sent, files = fetch_all(blob, tmp_path / "a")
+    assert files == expected
+    assert change in ("longer", "range") or sent >= blob.num_bytes - 2 * MIN_PIECE_BYTES
+
+
+def test_two_processes_that_keep_pieces_leave_one_part(blob: Blob, tmp_path: Path, expected: dict[str, bytes]) -> None:
+    master = Master(blob)
+    both = [master.admit(tmp_path / "a", None) for _ in range(2)]
+    for one in both:
+        one.request([blob.digest])
+    master.serve_until(lambda: master.sent_bytes > blob.num_bytes / 2)
+    for one in both:
+        one.close()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [f"{blob.digest}.part"]
+    assert fetch_all(blob, tmp_path / "a")[1] == expected
+
+
+def test_pieces_are_not_kept_on_a_full_disk(blob: Blob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    master = Master(blob)
+    fetcher = master.admit(tmp_path / "a", None)
+    fetcher.request([blob.digest])
+    master.serve_until(lambda: master.sent_bytes > blob.num_bytes / 3)
+    monkeypatch.setattr("evener.ps.protocol.blob.FileRange.write", write)
+    with pytest.raises(OSError, match="No space"):
+        master.serve(fetcher)
+    fetcher.close()
+    assert list((tmp_path / "a").iterdir()) == []
+
+
 def test_early_blob_comes_last_and_pieces_of_it_from_other_nodes(
     blob: Blob, tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

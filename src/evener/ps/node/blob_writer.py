@@ -1,7 +1,11 @@
 """Writes the files of a blob from its pieces, in any order.
 
-The files lie in a draft folder, which is renamed when nothing is missing: a blob is either complete or absent. Files
-that are read while they arrive stay in the draft until the run that reads them has ended.
+    blobs/DIGEST            a complete blob
+    blobs/.DIGEST...        the draft of one that is being received; it is renamed when nothing is missing
+    blobs/DIGEST.part       the files of one that was incomplete when a run ended, and a list of its missing pieces
+
+A blob is either complete or absent. Files that are read while they arrive stay in the draft until the run that reads
+them has ended.
 """
 
 from __future__ import annotations
@@ -10,10 +14,18 @@ import hashlib
 import shutil
 import tempfile
 from bisect import bisect_left
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from evener.ps.protocol.blob import FileRange, Files, HeadReader, blob_folder, damaged
+from evener.records.decoding import decode_msgpack
+from evener.records.errors import InvalidFile, MissingFile
 from evener.system.awaited_files import announce_files, complete_file, complete_folder
+
+_FILES, _MISSING = "files", "missing"
+"""In the folder of an incomplete blob."""
 
 
 class EarlyFiles(FileRange):
@@ -106,7 +118,7 @@ class StoredBlob:
 
 
 class BlobWriter(StoredBlob):
-    """Writes the files of a blob that is being received.
+    """Writes the files of a blob that is being received. If some are missing at its end, a later run continues there.
 
     Args:
         digest: name of the blob.
@@ -115,10 +127,10 @@ class BlobWriter(StoredBlob):
     """
 
     def __init__(self, digest: str, into: Path, *, is_early: bool = False) -> None:
-        self._place = blob_folder(into, digest)
+        self._place, self._part = blob_folder(into, digest), into / f"{digest}.part"
         into.mkdir(parents=True, exist_ok=True)
         super().__init__(digest, Path(tempfile.mkdtemp(dir=into, prefix=f".{digest[:16]}.")))
-        self._draft, self.is_early = self.root, is_early
+        self._draft, self.is_early, self._can_write = self.root, is_early, True
 
     def add_head(self, data: bytes | memoryview) -> None:
         """Add the next bytes; the whole of a short blob comes with the head. Raises as in the base class."""
@@ -138,6 +150,23 @@ class BlobWriter(StoredBlob):
             if begin + self.head.length_of(piece) > len(rest):
                 break
             self.add(piece, rest[begin : begin + self.head.length_of(piece)])
+        self._copy_earlier_pieces(files)
+
+    def _copy_earlier_pieces(self, files: Files) -> None:
+        """Take the pieces that have come before an earlier run ended, unless they were changed since."""
+        assert self.missing is not None
+        folder = Path(tempfile.mkdtemp(dir=self._place.parent, prefix=self._draft.name))
+        try:
+            part = self._part.rename(folder / self._part.name)  # so that no other process takes it, too
+            earlier = FileRange(part / _FILES, files)
+            missing = decode_msgpack((part / _MISSING).read_bytes(), set[int])
+            for piece in sorted(self.missing - missing):
+                with suppress(InvalidFile, MissingFile):
+                    self.add(piece, earlier.read(piece * self.head.piece_bytes, self.head.piece_bytes))
+        except (OSError, msgspec.DecodeError):
+            pass  # there are none, or there is no room for both
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def add(self, piece: int, data: bytes | memoryview) -> None:
         """Write a piece if it is missing. Raises as in the base class."""
@@ -146,7 +175,11 @@ class BlobWriter(StoredBlob):
             return
         if hashlib.sha256(data).digest() != self.head.hash_of(piece):
             raise damaged(self._digest)
-        self._files.write(piece * self.head.piece_bytes, data)
+        try:
+            self._files.write(piece * self.head.piece_bytes, data)
+        except OSError:
+            self._can_write = False
+            raise
         self.missing.discard(piece)
         if self.is_early and not self.missing:
             complete_folder(self._draft)
@@ -168,9 +201,17 @@ class BlobWriter(StoredBlob):
             if not self._place.is_dir():  # else another process has received it, too
                 raise
         self._files.root = self.root = self._place
+        shutil.rmtree(self._part, ignore_errors=True)  # which another process has left
         return self._place
 
     def close(self) -> None:
-        """Remove an incomplete blob."""
+        """Keep the pieces of an incomplete blob for a later run, unless its files could not be written."""
+        if self.missing and self._can_write and len(self.missing) < self.head.num_pieces:
+            folder = Path(tempfile.mkdtemp(dir=self._place.parent, prefix=self._draft.name))
+            with suppress(OSError):  # another process has left its pieces, or there is no room
+                (folder / _MISSING).write_bytes(msgspec.msgpack.encode(self.missing))
+                self._draft.rename(folder / _FILES)
+                folder.rename(self._part)
+            shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(self._draft, ignore_errors=True)
         complete_folder(self._draft)
