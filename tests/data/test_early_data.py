@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -263,6 +264,15 @@ def test_files_that_python_opens_are_read_early(
 def test_other_data_come_first(code: str, tmp_path: Path, files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert not trial(tmp_path, files, code, monkeypatch)
     assert not list((tmp_path / "shm").iterdir())
+
+
+def test_trial_that_is_stuck_is_left(tmp_path: Path, files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early_data, "_STUCK_SECONDS", 2.0)
+    start = time.monotonic()
+    assert not trial(
+        tmp_path, files, "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()", monkeypatch
+    )
+    assert time.monotonic() - start < 20
 
 
 def test_few_data_come_first(tmp_path: Path, files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

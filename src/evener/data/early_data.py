@@ -23,6 +23,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import psutil
+
 from evener.records.errors import DoesNotFit
 from evener.system.awaited_files import (
     Wanted,
@@ -42,7 +44,7 @@ _MOST_SHARE, _MOST_BYTES = 0.5, 2**28
 _SHARED_MEMORY = Path("/dev/shm")
 """Where many files are made in little time, if it has room."""
 _NUM_SAMPLES = 16
-_SECONDS = 60.0
+_SECONDS, _STUCK_SECONDS, _LOOK_SECONDS = 60.0, 10.0, 0.5
 _PAUSE_SECONDS = 0.001
 
 
@@ -70,11 +72,30 @@ class EarlyTrial:
         there.close()
 
     def succeeds(self) -> bool:
-        """Wait for the result: whether samples load alike from files that come when they are opened."""
+        """Wait for the result: whether samples load alike from files that come when they are opened.
+
+        It is false if the trial takes too long, or waits for a lock that a thread of this process held at the fork.
+        """
+        used, now = 0.0, time.monotonic()
+        end, stuck_at = now + _SECONDS, now + _STUCK_SECONDS
         try:
-            return self._answer.poll(_SECONDS) and bool(self._answer.recv())
+            while not self._answer.poll(_LOOK_SECONDS):
+                now, before = time.monotonic(), used
+                used = self._used_seconds()
+                stuck_at = now + _STUCK_SECONDS if used > before else stuck_at
+                if now > min(end, stuck_at):
+                    return False
+            return bool(self._answer.recv())
         except EOFError:  # it ended by an error, which the run itself will report
             return False
+
+    def _used_seconds(self) -> float:
+        """Return for how long the main thread of the trial has computed; 0 if it has ended."""
+        try:
+            threads = psutil.Process(self._process.pid).threads()
+        except psutil.Error:
+            return 0.0
+        return sum(thread.user_time + thread.system_time for thread in threads if thread.id == self._process.pid)
 
     def close(self) -> None:
         """End the process, and remove its files."""
