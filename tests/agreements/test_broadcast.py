@@ -9,7 +9,7 @@ from evener.agreements.compression import compressor_for
 from evener.agreements.layout import Flat
 from evener.agreements.settings import AgreementSettings, Compression, Sgd
 from evener.agreements.threads import ThreadPool
-from evener.agreements.weights import Broadcast, CommonWeights, Contents
+from evener.agreements.weights import Broadcast, CommonWeights, Pull
 from support.merge_cases import layout, sources
 
 OF = layout(500)
@@ -22,7 +22,7 @@ class Reader:
         self._packing = compressor_for(OF, compression, ThreadPool(1))
         self.flat = Flat(OF)
 
-    def take(self, contents: Contents) -> None:
+    def take(self, contents: Pull) -> None:
         data = np.frombuffer(contents.image, np.uint8)
         if contents.kind == "weights":
             self.flat.memory[:] = data
@@ -44,7 +44,7 @@ def advance(common: CommonWeights, seed: int) -> None:
 def test_uncompressed_broadcast_shares_the_weights_without_a_copy() -> None:
     common, pulls = stage("none")
     for _ in range(3):
-        contents = pulls.contents("a")
+        contents = pulls.pull("a")
         assert (contents.kind, bytes(contents.image)) == ("weights", common.weights.memory.tobytes())
         advance(common, 1)
 
@@ -60,7 +60,7 @@ def test_workers_and_server_hold_identical_copies_of_the_weights(
     for step in range(8):
         for name, reader in readers.items():
             if staleness == 0 or (step + ord(name)) % 3:
-                contents = pulls.contents(name)
+                contents = pulls.pull(name)
                 reader.take(contents)
                 kinds.append(contents.kind)
                 expected = pulls._copies["" if staleness == 0 else name].flat
@@ -72,9 +72,9 @@ def test_workers_and_server_hold_identical_copies_of_the_weights(
 def test_difference_is_encoded_once_per_round() -> None:
     common, pulls = stage()
     for name in "abc":
-        pulls.contents(name)
+        pulls.pull(name)
     advance(common, 1)
-    found = [pulls.contents(name) for name in "abc"]
+    found = [pulls.pull(name) for name in "abc"]
     assert [one.kind for one in found] == ["difference"] * 3
     assert [one.base for one in found] == [0] * 3
     assert len({np.frombuffer(one.image, np.uint8).ctypes.data for one in found}) == 1
@@ -83,18 +83,18 @@ def test_difference_is_encoded_once_per_round() -> None:
 @pytest.mark.parametrize("staleness", [0, None])
 def test_worker_that_missed_a_version_gets_full_weights(staleness: int | None) -> None:
     common, pulls = stage(staleness=staleness)
-    pulls.contents("a")
-    pulls.contents("b")
+    pulls.pull("a")
+    pulls.pull("b")
     advance(common, 1)
-    pulls.contents("b")
+    pulls.pull("b")
     advance(common, 2)
-    pulls.contents("b")
-    a = pulls.contents("a")
+    pulls.pull("b")
+    a = pulls.pull("a")
     assert a.kind == ("weights" if staleness == 0 else "difference"), "each has a copy of its own, or all have one"
-    assert pulls.contents("b").kind == "weights"
+    assert pulls.pull("b").kind == "weights"
     advance(common, 3)
     pulls.forget("b")
-    b = pulls.contents("b")
+    b = pulls.pull("b")
     assert b.kind == "weights"
     reader = Reader("int8")
     reader.take(b)
@@ -103,11 +103,11 @@ def test_worker_that_missed_a_version_gets_full_weights(staleness: int | None) -
 
 def test_bytes_being_sent_do_not_change() -> None:
     common, pulls = stage()
-    first = pulls.contents("a")
+    first = pulls.pull("a")
     as_sent = bytes(first.image)
     advance(common, 1)
-    second = pulls.contents("a")
+    second = pulls.pull("a")
     also_sent = bytes(second.image)
     advance(common, 2)
-    pulls.contents("a")
+    pulls.pull("a")
     assert (bytes(first.image), bytes(second.image)) == (as_sent, also_sent)

@@ -283,7 +283,10 @@ def test_nodes_wait_for_a_master_stopped_by_sigterm() -> None:
         ),
         (("--agreement", "average", "--outer-lr", "1"), "--outer-lr belongs to --agreement diloco"),
         (("--agreement", "async", "--overlap"), "--overlap belongs to --agreement average or diloco"),
-        (("--agreement", "sync", "--compress", "int4"), "--compress must be one of none, bf16, int8, got 'int4'"),
+        (
+            ("--agreement", "sync", "--compress", "int4"),
+            "--compress must be one of none, bf16, int8, top-k, got 'int4'",
+        ),
         (("--compress", "int8"), "--compress belongs to --agreement"),
         (("--ship-data",), "--ship-data belongs to --agreement"),
         (("--master", "a:1"), "--master ADDRESS and --token-file FILE belong together"),

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from evener.agreements.compression import compressor_for
 from evener.agreements.layout import Flat, layout_of
 from evener.agreements.messages import Lease, Push
 from evener.agreements.parameter_server import ParameterServer
 from evener.agreements.settings import AgreementSettings, Workload
+from evener.agreements.threads import ThreadPool
 from evener.ps.master.lease_training import LeaseTraining
 from evener.ps.master.nodes import Nodes
 from evener.ps.protocol.job import Job
@@ -68,8 +70,14 @@ class Stage:
     def push(self, name: str, value: float = 1.0) -> None:
         lease = self.leases[name].pop(0)
         header = Contribution(run="r", push=Push(number=lease.number, seconds=1.0, loss=1.0))
-        inbox = self.run.inbox(self.nodes.by_name[name], header, LAYOUT.num_bytes)
+        change, agreement = Flat(LAYOUT), self.run.job.agreement
+        change.floats[0][:] = value
+        data = change.memory
+        if packing := compressor_for(LAYOUT, agreement.push, ThreadPool(1)):
+            data = np.empty(packing.num_bytes, np.uint8)
+            packing.pack(change, Flat(LAYOUT), data)
+        inbox = self.run.inbox(self.nodes.by_name[name], header, len(data))
         assert inbox is not None
-        inbox[:] = np.full(4, value, np.float32).tobytes()
+        inbox[:] = data.tobytes()
         del inbox
-        self.run.contribute(self.nodes.by_name[name], header, LAYOUT.num_bytes)
+        self.run.contribute(self.nodes.by_name[name], header, len(data))

@@ -35,6 +35,9 @@ AGREEMENTS = {
     "local steps, overlapped": AgreementSettings(
         batch=2, outer=SGD, contribution="delta", local_steps=3, is_overlapped=True, pull="int8"
     ),
+    "local steps, top-k both ways": AgreementSettings(
+        batch=2, outer=SGD, contribution="delta", local_steps=3, push="top-k", pull="top-k"
+    ),
     "async": AgreementSettings(batch=4, outer=SGD, staleness=None),
     "async, overlapped": AgreementSettings(
         batch=4, outer=SGD, staleness=None, contribution="delta", is_overlapped=True

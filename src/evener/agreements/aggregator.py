@@ -18,7 +18,7 @@ from evener.agreements.settings import AgreementSettings, Compression, Workload
 from evener.agreements.snapshot import Snapshot
 from evener.agreements.threads import BLOCK_BYTES, ThreadPool
 from evener.agreements.update import Merging, is_finite
-from evener.agreements.weights import Broadcast, Buffer, BufferPool, CommonWeights
+from evener.agreements.weights import Broadcast, Buffer, BufferPool, CommonWeights, overwrite
 from evener.agreements.worker_record import SpeedEstimate, WorkerRecord
 
 WholeMerge = Callable[[Flat, Sequence[Flat], Sequence[float]], None]
@@ -111,6 +111,7 @@ class Aggregator:
         """
         state = snapshot.state
         self.common.resume(state.num_updates, snapshot.optimiser)
+        overwrite(self.broadcast.arrays, snapshot.optimiser)
         self.assigner.resume(state.cursor)
         for name, totals in state.totals.items():
             speed = SpeedEstimate(state.unit_seconds.get(name))
@@ -242,8 +243,9 @@ class Aggregator:
 
     def _advance(self, contributions: Sequence[Received]) -> Update:
         version, staleness = self.common.version, dict[str, int]()
-        unused = frozenset.intersection(*(one.unused for one in contributions))
-        self.common.update(contributions[0].page.flat if len(contributions) == 1 else self._merged, unused)
+        is_gradient = self.agreement.contribution == "gradient"
+        unused = frozenset.intersection(*(one.unused for one in contributions)) if is_gradient else frozenset()
+        self.broadcast.update(contributions[0].page.flat if len(contributions) == 1 else self._merged, unused)
         epoch = num_samples = known = 0
         loss = 0.0
         for one in contributions:
@@ -275,22 +277,22 @@ class Aggregator:
         """Append the answers to one worker."""
         member.knows_the_end |= is_over
         is_slow_link, version = member.slow_since is not None, self.common.version
-        contents = self.broadcast.contents(member.name, is_slow_link=is_slow_link)
+        pull = self.broadcast.pull(member.name, is_slow_link=is_slow_link)
         compression = self.agreement.slow_link if is_slow_link else "none"
         answer = Answer(
             version=version,
             answers=judgement.number if judgement else None,
             verdict=judgement.verdict if judgement else None,
             reason=judgement.reason if judgement else "",
-            contents=contents.kind,
-            base=contents.base,
+            contents=pull.kind,
+            base=pull.base,
             lease=leases[0] if leases else None,
             resets_leases=not member.is_up_to_date,
             is_last=is_over,
             compression=compression,
         )
         member.is_up_to_date = True
-        replies.append(WorkerReply(member.name, answer, contents.image))
+        replies.append(WorkerReply(member.name, answer, pull.image))
         for lease in leases[1:]:
             replies.append(WorkerReply(member.name, Answer(version=version, lease=lease, compression=compression)))
 

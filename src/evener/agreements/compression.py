@@ -1,12 +1,12 @@
-"""Compression of contributions and changes of the weights: bf16, or 8-bit integers with a scale for each 256 numbers.
+"""Compression of contributions and changes of the weights: bf16, 8-bit integers, or the largest numbers only.
 
 Numbers that cannot be encoded (NaN, infinity, numbers beyond the range) are sent as NaN or infinity, which the server
 refuses. Decoding is exact, with the same bits on every machine: the scales have 16 significant bits, so that scale
 times code needs no rounding, and decoded numbers are encoded to the same bytes again.
 
-The error of compressing a contribution is added to the next one (error feedback), so that the sum of the sent
-contributions follows the exact sum to within one quantum. Towards the workers no remainder is needed, since the server
-sends the difference between the weights and the worker's copy.
+The error of compressing a contribution is added to the next one (error feedback): with bf16 and int8, the sum of the
+sent contributions follows the exact sum to within one quantum. Towards the workers no remainder is needed, since the
+server sends the difference between the weights and the worker's copy; with `top-k` it sends merged contributions.
 
 Parameters are compressed; statistics and counters are sent as they are:
 
@@ -28,6 +28,8 @@ Bytes = NDArray[np.uint8]
 
 ROW = 256
 """Numbers that share a scale."""
+CHUNK, _KEPT = 4096, 64
+"""Numbers of which some are sent, and how many."""
 
 _MAX_CODE = 127
 _MIN_SCALE = float(np.finfo(np.float32).tiny)
@@ -36,7 +38,7 @@ _BF16_LIMIT = float(np.array([0x7F7F8000], np.uint32).view(np.float32)[0])
 
 
 class Codec(Protocol):
-    """Encodes many numbers, a block at a time, at offsets that are multiples of `ROW`."""
+    """Encodes many numbers, a block at a time, at offsets that are multiples of `ROW` and `CHUNK`."""
 
     def num_bytes(self, total: int) -> int:
         """Return the bytes of the image of `total` numbers."""
@@ -143,7 +145,95 @@ class Int8:
         ]
 
 
-CODECS: dict[Compression, Codec] = {"bf16": Bf16(), "int8": Int8()}
+class TopK:
+    """The 64 numbers of every 4096 that are farthest from zero: a sign and one of two magnitudes each; zeros otherwise.
+
+    After Sarfi et al., 2025 (SparseLoCo). The magnitudes are the means of those below and above the mean of all 64;
+    if fewer than 64 differ from zero, the mean of these, and zero. If a number is not finite, at least one of the two
+    is not, and no number of the chunk counts as sent.
+
+        | two bf16 magnitudes of every chunk | 12-bit positions of its numbers | their signs and choices, 2 bits each |
+    """
+
+    _LEVELS, _POSITIONS, _CODES = 4, _KEPT * 12 // 8, _KEPT * 2 // 8
+    """Bytes of a chunk."""
+
+    def num_bytes(self, total: int) -> int:
+        """Return 116 bytes per chunk of up to 4096 numbers."""
+        return -(-total // CHUNK) * (self._LEVELS + self._POSITIONS + self._CODES)
+
+    def write(self, numbers: Floats, image: Bytes, a: int, meaning: Floats) -> bool:
+        """See `Codec`."""
+        whole = len(numbers) // CHUNK * CHUNK
+        meaning.fill(0)
+        is_fine = True
+        if whole:
+            is_fine = self._write(numbers[:whole].reshape(-1, CHUNK), image, a, meaning[:whole].reshape(-1, CHUNK))
+        if whole < len(numbers):
+            rest, meant = np.zeros((2, 1, CHUNK), numbers.dtype)
+            rest[0, : len(numbers) - whole] = numbers[whole:]
+            is_fine &= self._write(rest, image, a + whole, meant)
+            meaning[whole:] = meant[0, : len(numbers) - whole]
+        return is_fine
+
+    def read(self, image: Bytes, a: int, out: Floats) -> None:
+        """See `Codec`."""
+        whole = len(out) // CHUNK * CHUNK
+        out.fill(0)
+        if whole:
+            self._read(image, a, out[:whole].reshape(-1, CHUNK))
+        if whole < len(out):
+            rest = np.zeros((1, CHUNK), out.dtype)
+            self._read(image, a + whole, rest)
+            out[whole:] = rest[0, : len(out) - whole]
+
+    def _write(self, chunks: Floats, image: Bytes, a: int, meaning: Floats) -> bool:
+        """Encode whole chunks; set what was kept of them in `meaning`, which is zero."""
+        levels, packed, codes = self._tables(image, a, len(chunks))
+        sizes = np.absolute(chunks)
+        positions = np.argpartition(sizes, CHUNK - _KEPT, axis=1)[:, CHUNK - _KEPT :]
+        positions.sort(axis=1)
+        kept, sizes = (np.take_along_axis(table, positions, 1) for table in (chunks, sizes))
+        is_large = sizes > np.where(sizes.min(1) == 0, 0, sizes.mean(1))[:, None]
+        num_large = is_large.sum(1)
+        large = np.where(is_large, sizes, 0).sum(1) / np.maximum(num_large, 1)
+        small = np.where(is_large, 0, sizes).sum(1) / np.maximum(_KEPT - num_large, 1)
+        rounded = np.empty((len(chunks), 2), np.float32)
+        is_fine = Bf16().write(np.stack((small, large), 1).ravel(), levels, 0, rounded.ravel())
+        is_negative = kept < 0
+        values = np.where(is_large, rounded[:, 1:], rounded[:, :1])
+        np.put_along_axis(meaning, positions, np.where(is_negative, -values, values).astype(meaning.dtype), 1)
+        meaning[~np.isfinite(rounded).all(1)] = np.nan
+        even, odd = positions[:, ::2], positions[:, 1::2]
+        packed[:, 0::3], packed[:, 1::3], packed[:, 2::3] = even & 0xFF, even >> 8 | (odd & 0xF) << 4, odd >> 4
+        bits = is_negative | is_large.astype(np.uint8) << 1
+        np.bitwise_or.reduce(bits.reshape(len(bits), -1, 4) << np.arange(0, 8, 2, dtype=np.uint8), axis=2, out=codes)
+        return is_fine
+
+    def _read(self, image: Bytes, a: int, chunks: Floats) -> None:
+        """Decode whole chunks into `chunks`, which are zero."""
+        levels, packed, codes = self._tables(image, a, len(chunks))
+        magnitudes = np.empty((len(chunks), 2), np.float32)
+        Bf16().read(levels, 0, magnitudes.ravel())
+        first, second, third = (packed[:, i::3].astype(np.intp) for i in range(3))
+        positions = np.stack((first | (second & 0xF) << 8, second >> 4 | third << 4), 2).reshape(len(chunks), _KEPT)
+        bits = (codes[:, :, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3).reshape(len(chunks), _KEPT)
+        values = np.take_along_axis(magnitudes, (bits >> 1).astype(np.intp), 1)
+        np.put_along_axis(chunks, positions, np.where(bits & 1, -values, values).astype(chunks.dtype), 1)
+
+    def _tables(self, image: Bytes, a: int, count: int) -> tuple[Bytes, Bytes, Bytes]:
+        """Return bytes of `count` chunks from number `a` on: of magnitudes in a row, of positions, of codes."""
+        num_chunks = len(image) // (self._LEVELS + self._POSITIONS + self._CODES)
+        tables, start = [], 0
+        for width in (self._LEVELS, self._POSITIONS, self._CODES):
+            table = image[start : start + num_chunks * width].reshape(num_chunks, width)
+            tables.append(table[a // CHUNK : a // CHUNK + count])
+            start += num_chunks * width
+        levels, packed, codes = tables
+        return levels.reshape(-1), packed, codes
+
+
+CODECS: dict[Compression, Codec] = {"bf16": Bf16(), "int8": Int8(), "top-k": TopK()}
 
 
 def _scales(largest: Floats, out: NDArray[np.float32]) -> None:

@@ -80,6 +80,9 @@ class Push(Part, frozen=True, kw_only=True, array_like=True):
         require_measured(self, "seconds")
 
 
+Contents = Literal["nothing", "weights", "difference", "merged"]
+
+
 class Answer(Part, frozen=True, kw_only=True, array_like=True):
     """The server's answer to a worker; a worker without a lease waits for the next answer.
 
@@ -88,8 +91,10 @@ class Answer(Part, frozen=True, kw_only=True, array_like=True):
         answers: number of the lease whose contribution this answers; None for none.
         verdict: verdict on that contribution.
         reason: reason of a refusal.
-        contents: meaning of the attached bytes: nothing, the weights, or their difference to the worker's last ones.
-        base: version of these, if it is a difference; None: the difference to zeros.
+        contents: meaning of the attached bytes: nothing; the weights, followed by the state of the server's optimizer
+            where workers update their copies; their difference to the worker's last ones; or the merged contributions
+            of the updates since.
+        base: version of these last ones; None: the difference is to zeros.
         lease: next work.
         resets_leases: whether all earlier leases are void; valid ones are sent again.
         is_last: whether the run is over.
@@ -101,7 +106,7 @@ class Answer(Part, frozen=True, kw_only=True, array_like=True):
     answers: Count | None = None
     verdict: Verdict | None = None
     reason: Text = ""
-    contents: Literal["nothing", "weights", "difference"] = "nothing"
+    contents: Contents = "nothing"
     base: Count | None = None
     lease: Lease | None = None
     resets_leases: bool = False

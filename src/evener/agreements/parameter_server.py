@@ -279,7 +279,8 @@ class ParameterServer:
                 if one.speed.fixed_samples is not None
             },
         )
-        arrays = {name: array.copy() for name, array in parts.common.optimiser.arrays.items()}
+        arrays = {**parts.common.optimiser.arrays, **parts.broadcast.arrays}
+        arrays = {name: array.copy() for name, array in arrays.items()}
         return Snapshot(state, self.weights.copy(), arrays)
 
     def _answer_unexpected(self, name: str, worker: WorkerRecord | None, push: Push) -> list[WorkerReply]:

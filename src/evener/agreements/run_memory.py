@@ -13,7 +13,7 @@ class RunMemory(NamedTuple):
     """The memory of a run at its server.
 
     Attributes:
-        fixed_bytes: bytes of the weights and of the optimizer's state.
+        fixed_bytes: bytes of the weights, of the optimizer's state, and of what compressing merged contributions takes.
         member_bytes: bytes for each member: its contributions, and weights that it has not received or a copy of its
             own.
     """
@@ -26,6 +26,6 @@ def run_memory(agreement: AgreementSettings, layout: StateLayout) -> RunMemory:
     """Return the memory that a run of this agreement may take for weights of this layout."""
     has_own_weights = agreement.staleness != 0 or agreement.slow_link != "none"
     return RunMemory(
-        layout.num_bytes * (1 + len(state_names(agreement.outer))),
-        layout.num_bytes * (agreement.depth + has_own_weights),
+        layout.num_bytes * (1 + len(state_names(agreement.outer)) + 3 * agreement.sends_merged),
+        layout.num_bytes * (agreement.depth + has_own_weights + 2 * agreement.sends_merged),
     )

@@ -22,7 +22,7 @@ from typing import Literal
 from evener.records.errors import require
 from evener.records.schema import MAX_AMOUNT, Amount, Finite, Name, Part, Whole
 
-Compression = Literal["none", "bf16", "int8"]
+Compression = Literal["none", "bf16", "int8", "top-k"]
 Robust = Literal["mean", "clip", "trimmed", "median", "krum"]
 """Rule by which contributions are merged; see `robust`."""
 Merge = Literal["cores", "threads", "device"]
@@ -118,7 +118,7 @@ class AgreementSettings(Part, frozen=True, kw_only=True):
             worker begins more than s contributions ahead of the slowest; None: without bound.
         division: `speed`: a worker with half the speed gets half the samples or steps; `fixed`: all get the same.
         push: compression of contributions to the server.
-        pull: compression of changes of the weights to the workers.
+        pull: compression of changes of the weights to the workers; `top-k` of merged contributions, see `weights`.
         slow_link: compression of both for a worker whose slow link makes all others wait; none: no change.
         is_overlapped: whether a worker continues with its next steps while its contribution is sent.
         robust: merge rule; the mean, weighted by samples, is equal to a single process.
@@ -159,6 +159,9 @@ class AgreementSettings(Part, frozen=True, kw_only=True):
             self.slow_link,
             "none where all is compressed already",
         )
+        is_dense = "top-k" not in (self.push, self.pull, self.slow_link)
+        may_be_sparse = is_delta and self.staleness == 0 and self.slow_link != "top-k"
+        require(is_dense or may_be_sparse, "compression", "top-k", "another one, unless rounds exchange changes")
         waits = self.local_steps != "epoch" or self.staleness == 0
         needs_several = self.robust in ("trimmed", "median", "krum")
         require(not needs_several or self.staleness == 0, "robust", self.robust, "mean or clip unless staleness is 0")
@@ -170,6 +173,11 @@ class AgreementSettings(Part, frozen=True, kw_only=True):
     def depth(self) -> int:
         """Contributions that a worker may have in progress without an answer."""
         return 2 if self.is_overlapped else 1
+
+    @property
+    def sends_merged(self) -> bool:
+        """Whether workers receive merged contributions, and update their copies of the weights themselves."""
+        return self.pull == "top-k"
 
 
 def _require_rates(rate: Rate, weight_decay: float) -> None:

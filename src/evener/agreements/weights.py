@@ -4,14 +4,20 @@ A version does not change while it is being read. If changes are compressed, the
 weights. It sends the difference of the true weights to that copy, and the copy and the workers change by the decoded
 difference, so both hold the same bits; the compression error is part of the next difference. In rounds all workers
 change together and share one copy; otherwise each has one of its own.
+
+A difference is not sparse if the server's optimizer has momentum. With `top-k` the server therefore compresses merged
+contributions, and all make the same step with the decoded ones, workers on their copies of weights and momentum. They
+hold the same bits, since each step rounds every number in the same way on every machine. What compression leaves out is
+added to the next merged contribution.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,6 +25,7 @@ from numpy.typing import NDArray
 
 from evener.agreements.compression import Bytes, Compressor, compressor_for
 from evener.agreements.layout import Flat, Floats, StateLayout
+from evener.agreements.messages import Contents
 from evener.agreements.settings import AgreementSettings, Outer
 from evener.agreements.threads import ThreadPool
 from evener.agreements.update import Optimiser
@@ -115,24 +122,41 @@ class CommonWeights:
         self.optimiser.step(self.version, present.flat, change, into=self._present.flat, unused=unused)
         self.version += 1
 
+    def state(self) -> Bytes:
+        """Return a copy of the weights, followed by the optimizer's arrays."""
+        arrays = [array.view(np.uint8) for array in self.optimiser.arrays.values()]
+        return np.concatenate([self.weights.memory, *arrays])
+
     def resume(self, version: int, optimiser: Mapping[str, Floats]) -> None:
         """Set the version of the weights, and the optimizer's arrays.
 
         Raises:
             InvalidFile: arrays are missing, or of another shape.
         """
-        for name, array in self.optimiser.arrays.items():
-            saved = optimiser.get(name)
-            if saved is None or saved.shape != array.shape or saved.dtype != array.dtype:
-                raise InvalidFile(f"the snapshot has no {name} of the optimizer with {array.size} numbers")
-            np.copyto(array, saved)
+        overwrite(self.optimiser.arrays, optimiser)
         self.version = version
 
 
-class Contents(msgspec.Struct, frozen=True):
-    """Bytes for a worker: the weights, or their difference to those of version `base`; None: to zeros."""
+def overwrite(arrays: Mapping[str, Floats], saved: Mapping[str, Floats]) -> None:
+    """Set `arrays` to the saved ones of the same names.
 
-    kind: Literal["weights", "difference"]
+    Raises:
+        InvalidFile: arrays are missing, or of another shape.
+    """
+    for name, array in arrays.items():
+        one = saved.get(name)
+        if one is None or one.shape != array.shape or one.dtype != array.dtype:
+            raise InvalidFile(f"the snapshot has no {name} of the optimizer with {array.size} numbers")
+        np.copyto(array, one)
+
+
+class Pull(msgspec.Struct, frozen=True):
+    """Bytes for a worker: the weights, their difference to those of version `base` (None: to zeros), or what followed.
+
+    `Answer.contents` describes them.
+    """
+
+    kind: Contents
     image: memoryview
     base: int | None = None
 
@@ -158,6 +182,63 @@ _ZEROS = -1
 """Version number of zeros."""
 
 
+_MOST = 1e36
+"""Bound on the numbers that are compressed: the sum of those that share a magnitude has to be a float32."""
+
+
+class MergedChanges:
+    """The merged contributions of the last updates, compressed.
+
+    Args:
+        layout: layout of the weights.
+        compressor: compressor of the contributions.
+    """
+
+    def __init__(self, layout: StateLayout, compressor: Compressor) -> None:
+        self._compressor, self._limit = compressor, layout.num_bytes
+        self._owed, self._decoded = Flat(layout), Flat(layout)
+        self._images: deque[Bytes] = deque()
+        self._version = 0
+
+    @property
+    def arrays(self) -> Mapping[str, Floats]:
+        """What compression has left out so far, by name, to save or to overwrite."""
+        return {f"owed.{array.dtype.name}": array for array in self._owed.parameters}
+
+    def compressed(self, version: int, change: Flat) -> Flat:
+        """Return `change` as workers will decode it; as it is if the code cannot hold it.
+
+        Args:
+            version: version of the weights that it changes.
+            change: merged contribution, which is finite.
+        """
+        if version != self._version:
+            self._images.clear()
+        self._version = version + 1
+        if _largest(change.parameters) + _largest(self._owed.parameters) > _MOST:
+            self._images.clear()  # all workers receive the weights
+            return change
+        image = np.empty(self._compressor.num_bytes, np.uint8)
+        self._compressor.pack(change, self._owed, image)
+        self._compressor.unpack(image, self._decoded)
+        self._images.append(image)
+        if len(self._images) * len(image) > self._limit:
+            self._images.popleft()
+        return self._decoded
+
+    def since(self, version: int) -> Bytes | None:
+        """Return those that follow `version` of the weights, one after the other; None if some are gone."""
+        num_missed = self._version - version
+        if not 0 <= num_missed <= len(self._images):
+            return None
+        images = list(self._images)[len(self._images) - num_missed :]
+        return np.concatenate(images) if images else np.empty(0, np.uint8)
+
+
+def _largest(arrays: Iterable[Floats]) -> float:
+    return max((max(float(array.max()), -float(array.min())) for array in arrays if array.size), default=0.0)
+
+
 class Broadcast:
     """Encodes weights for the workers.
 
@@ -172,10 +253,24 @@ class Broadcast:
         self._compressor = compressor_for(common.weights.layout, agreement.pull, cores)
         self._for_slow_link = compressor_for(common.weights.layout, agreement.slow_link, cores)
         self._is_shared = agreement.staleness == 0
+        self._merged: MergedChanges | None = None
+        if agreement.sends_merged and self._compressor is not None:
+            self._merged = MergedChanges(common.weights.layout, self._compressor)
         self._copies: dict[str, Copy] = {}
         self._versions: dict[str, int] = {}
 
-    def contents(self, worker: str, *, is_slow_link: bool = False) -> Contents:
+    def update(self, change: Flat, unused: frozenset[int]) -> None:
+        """Make the next version of the weights by a merged contribution, as compression leaves it."""
+        if self._merged is not None:
+            change = self._merged.compressed(self._common.version, change)
+        self._common.update(change, unused)
+
+    @property
+    def arrays(self) -> Mapping[str, Floats]:
+        """Arrays that compression has to remember, by name, to save or to overwrite."""
+        return {} if self._merged is None else self._merged.arrays
+
+    def pull(self, worker: str, *, is_slow_link: bool = False) -> Pull:
         """Return the bytes for `worker`, which has received everything since it was last forgotten.
 
         Args:
@@ -185,27 +280,35 @@ class Broadcast:
         if is_slow_link and self._for_slow_link is not None:
             return self._for_slow_links(self._for_slow_link, worker)
         if self._compressor is None:
-            return Contents("weights", self._common.lend())
+            return Pull("weights", self._common.lend())
+        if self._merged is not None:
+            return self._merged_since(self._merged, worker)
         copy = self._up_to_date(self._compressor, "" if self._is_shared else worker)
         before = self._versions.get(worker)
         self._versions[worker] = copy.version
         if copy.image is not None and before == copy.base:
-            return Contents("difference", copy.image.data, copy.base)
-        return Contents("weights", copy.flat.memory.copy().data)
+            return Pull("difference", copy.image.data, copy.base)
+        return Pull("weights", copy.flat.memory.copy().data)
 
     def forget(self, worker: str) -> None:
         """Send `worker` whole weights next time, since it is gone, or its copy is unknown."""
         self._versions.pop(worker, None)
         self._copies.pop(worker, None)
 
-    def _for_slow_links(self, compressor: Compressor, worker: str) -> Contents:
+    def _merged_since(self, merged: MergedChanges, worker: str) -> Pull:
+        base, self._versions[worker] = self._versions.get(worker), self._common.version
+        if base is not None and (images := merged.since(base)) is not None:
+            return Pull("merged", images.data, base)
+        return Pull("weights", self._common.state().data)
+
+    def _for_slow_links(self, compressor: Compressor, worker: str) -> Pull:
         """Return the difference from the copy of `worker` to the weights; from zeros if its copy is unknown."""
         if (copy := self._copies.get(worker)) is None:
             copy = self._copies[worker] = Copy(Flat(self._common.weights.layout), _ZEROS)
         base, copy.version = copy.version, self._common.version
         image = np.empty(compressor.num_bytes, np.uint8)
         compressor.pack_difference(self._common.weights, copy.flat, image)
-        return Contents("difference", image.data, None if base == _ZEROS else base)
+        return Pull("difference", image.data, None if base == _ZEROS else base)
 
     def _up_to_date(self, compressor: Compressor, key: str) -> Copy:
         version = self._common.version

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ from evener.agreements.layout import Flat, StateLayout
 from evener.agreements.messages import MAX_UNUSED, Answer, Lease, Push
 from evener.agreements.settings import AgreementSettings
 from evener.agreements.threads import ThreadPool
+from evener.agreements.update import Optimiser
 from evener.records.errors import require
 from evener.records.schema import measured, summable
 
@@ -86,6 +88,7 @@ class WorkerReplica:
         )
         self._for_slow_link: Compressor | None = None  # for a slow link
         self._common, self._local, self._after = Flat(layout), Flat(layout), Flat(layout)
+        self._outer = Optimiser(agreement.outer, layout, cores) if agreement.sends_merged else None
         self._residual = Flat(layout)
         self._free = [Flat(layout) for _ in range(agreement.depth)]
         self.underway: dict[int, Flat] = {}
@@ -119,7 +122,9 @@ class WorkerReplica:
         if packing is None:
             np.copyto(self._local.memory, image)
             return
-        if answer.contents == "weights":
+        if self._outer is not None:
+            self._follow(self._outer, packing, answer, image)
+        elif answer.contents == "weights":
             np.copyto(self._common.memory, image)
         else:
             if answer.base is None:
@@ -128,6 +133,23 @@ class WorkerReplica:
             require(is_known, "base of a difference", answer.base, f"{self.version}, the last pull's")
             packing.unpack_difference(image, self._common)
         self._local.copy_from(self._common)
+
+    def _follow(self, outer: Optimiser, packing: Compressor, answer: Answer, image: Bytes) -> None:
+        """Make the server's steps with the merged contributions, or take its weights and its optimizer's state."""
+        if answer.contents == "weights":
+            arrays = [self._common.memory, *(array.view(np.uint8) for array in outer.arrays.values())]
+            ends = list(accumulate(len(array) for array in arrays))
+            require(len(image) == ends[-1], "bytes of the weights", len(image), f"{ends[-1]}")
+            for array, end in zip(arrays, ends, strict=True):
+                np.copyto(array, image[end - len(array) : end])
+            return
+        require(answer.base == self.version, "base of the changes", answer.base, f"{self.version}, the last pull's")
+        size, count = packing.num_bytes, answer.version - self.version
+        require(len(image) == count * size, "bytes of the changes", len(image), f"{count * size}")
+        for number in range(count):
+            merged = self._after  # whose contents are not needed between two leases
+            packing.unpack(image[number * size : (number + 1) * size], merged)
+            outer.step(self.version + number, self._common, merged, into=self._common)
 
     def work(self, lease: Lease) -> tuple[Push, memoryview]:
         """Work on `lease`; return the contribution."""

@@ -48,6 +48,7 @@ THIS_MACHINE = ("devices", "memory", "plan", "checkpoint", "resume", "stationary
 """Options that runs on the nodes of a master do not have."""
 _PLANNED = ("strategy", "shares", "replicas", "columns", "members", "micro_batches", "accumulate", "stationary")
 _AGREEMENTS = ", ".join(AGREEMENT_SETTINGS)
+_SEND_CHANGES = [name for name, facts in AGREEMENTS.items() if facts.sends == "changes of weights"]
 
 _CONFLICTS = (
     Conflict(("staleness",), lambda c, _: c.agreement != "bounded", "{option} belongs to --agreement bounded"),
@@ -81,6 +82,11 @@ _CONFLICTS = (
         ("compress", "robust", "merge"),
         lambda c, _: c.agreement is None,
         f"{{option}} belongs to --agreement {_AGREEMENTS}",
+    ),
+    Conflict(
+        ("compress",),
+        lambda c, _: c.compress == "top-k" and c.agreement not in _SEND_CHANGES,
+        "{option} top-k goes with agreements that exchange changes of weights: average, federated and diloco",
     ),
     Conflict(("system",), lambda c, _: c.agreement is None, "{option} belongs to --agreement"),
     Conflict(

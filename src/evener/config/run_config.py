@@ -135,7 +135,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     outer_momentum: Annotated[float | None, Meta(description="(diloco) Nesterov momentum of the common weights.")] = (
         None
     )
-    compress: Annotated[Compression | None, Meta(description="With --agreement: none, bf16 or int8.")] = None
+    compress: Annotated[Compression | None, Meta(description="With --agreement: none, bf16, int8 or top-k.")] = None
     robust: Annotated[
         Robust | None,
         Meta(description="With --agreement: merge rule: mean, clip, trimmed, median or krum."),

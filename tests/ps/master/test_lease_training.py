@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from evener.agreements.settings import AgreementSettings, Sgd, asynchronous, synchronous
+from evener.agreements.settings import AgreementSettings, Sgd, asynchronous, average, synchronous
 from evener.ps.master.lease_run import record_of
 from evener.ps.master.nodes import MEASURING_S
 from evener.ps.protocol.messages import Validate, Validated
 from evener.records.errors import NonFiniteLoss, NoUsableNode
 from evener.records.profile import DeviceProfile
+from evener.records.record import Event
 from evener.wire.errors import BadFrame
 from support.run_stage import LAYOUT, Stage
 
@@ -45,6 +46,18 @@ def test_epoch_holds_the_weights_that_it_ended_with() -> None:
     assert (first.version, second.version) == (1, 2)
     np.testing.assert_allclose(first.weights.floats[0], -0.1, rtol=1e-6)
     np.testing.assert_allclose(second.weights.floats[0], -0.2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("push", ["none", "int8", "top-k"])
+def test_run_says_that_the_remainder_of_a_lost_node_is_lost(push: str) -> None:
+    stage = Stage(replace(average(batch=10, local_steps=1), push=push))
+    for name in "ab":
+        stage.push(name)
+    stage.deliver()
+    stage.run.reassign(stage.nodes.by_name["a"])
+    stage.run.reassign(stage.nodes.by_name["a"])  # it is lost already
+    events = [event for event in stage.run.journal.events if isinstance(event, Event)]
+    assert [event.nodes for event in events if event.kind == "remainder"] == [("a",)] * (push == "top-k")
 
 
 def answer_slices(stage: Stage, headers: list[Any]) -> None:

@@ -181,6 +181,10 @@ class LeaseTraining:
 
     def reassign(self, node: NodeRecord) -> None:
         """Assign a node's unfinished work to others."""
+        worker = self.server.workers.get(node.name)
+        if self.job.agreement.push == "top-k" and worker is not None and worker.is_here and worker.totals.applied:
+            message = f"what top-k left out of the updates of node {node.name} is lost, unless it comes back"
+            self.note("remainder", message, node.name)
         self._follow(self.server.dismiss(node.name))
         self.validation.give_out()
 
