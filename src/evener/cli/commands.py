@@ -159,9 +159,9 @@ def trace(config: TraceConfig) -> None:
 
 
 def demo(config: DemoConfig, as_json: bool) -> None:
-    """Train digits three ways on uneven local nodes: the best node alone, equal shares, Evener."""
+    """Train digits three ways by turns on uneven local nodes: the best node alone, equal shares, Evener."""
     with loading(as_json):
-        from evener.commands import train as commands
+        from evener.commands import demo as commands
 
     commands.demo(config, as_json=as_json)
 

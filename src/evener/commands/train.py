@@ -1,25 +1,23 @@
-"""`evener train`, `benchmark`, `trace` and `demo`: from options to printed and written results."""
+"""`evener train`, `benchmark` and `trace`: from options to printed and written results."""
 
 from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from rich.console import Console
 
 from evener.benchmark.device import environment, profile_device
 from evener.benchmark.links import measure_links
 from evener.benchmark.processor_time import ProcessorWatch
 from evener.comm.joining import leave_group
 from evener.commands.dashboard import page_beside
-from evener.config.options import BenchmarkConfig, DemoConfig, NodesConfig, TraceConfig
+from evener.config.options import BenchmarkConfig, NodesConfig, TraceConfig
 from evener.config.run_config import RunConfig
 from evener.data.loader import collect, split_batch
 from evener.data.tasks.load import load_task
@@ -34,12 +32,8 @@ from evener.records.plan import Plan
 from evener.records.profile import ClusterProfile, DeviceProfile
 from evener.records.record import Event, Step, TrainRecord
 from evener.records.schema import write_noun
-from evener.report.bars import comparison_figure
-from evener.report.canvas import require_matplotlib, save_png
-from evener.report.html import write_page
 from evener.report.planning_tables import layers_table, links_table, profile_table, timing_table
-from evener.report.tables import comparison_table, summary
-from evener.report.text import percent
+from evener.report.tables import summary
 from evener.system import accelerators
 from evener.system.process_exit import end_after_threads, exit_now
 from evener.system.sign_of_life import sign_of_life
@@ -47,13 +41,11 @@ from evener.system.signals import STOP_SIGNALS
 from evener.tracer.model_graph import trace_model_graph
 from evener.training.callbacks import Callback
 from evener.training.checkpoint import Checkpoints
-from evener.training.console import RunView, locked_folder, open_console, output_file, print_line, run_folder
+from evener.training.console import RunView, open_console, output_file, print_line, run_folder
 from evener.training.context import join_world, make_context
 from evener.training.costs import tell_busy, time_here
 from evener.training.partial_record import RunRequest, request_of
 from evener.training.rank import train_rank
-
-MODES = {"best_node_alone": "measured", "equal_shares": "equal", "evener": "measured"}
 
 
 def train(config: RunConfig, program: RankFunction, *, as_json: bool) -> None:
@@ -265,56 +257,6 @@ def trace(config: TraceConfig) -> None:
     write_noun(graph, output)
     console.print(layers_table(graph))
     print_line(f"wrote {output}")
-
-
-def demo(config: DemoConfig, *, as_json: bool) -> dict[str, TrainRecord]:
-    """`evener demo`: train on the best node alone, with equal shares, and with Evener's; return the records."""
-    require_matplotlib()
-    nodes = parse_local_nodes(config.local_nodes)
-    best = max(nodes, key=lambda node: node.speed_at(0))
-    console = open_console(as_json)
-    with locked_folder(config.output) as output:
-        records = _demonstrate(config, nodes, best, console, output, to_stderr=as_json)
-    if as_json:
-        print_line(json.dumps({mode: summary(record) for mode, record in records.items()}))
-    return records
-
-
-def _demonstrate(
-    config: DemoConfig, nodes: Sequence[NodeSpec], best: NodeSpec, console: Console, output: Path, *, to_stderr: bool
-) -> dict[str, TrainRecord]:
-    """Train in the three modes, compare, and return the records."""
-    records = {}
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    for mode, shares in MODES.items():
-        console.rule(mode.replace("_", " "))
-        run = RunConfig(task=config.task, output=output / f"{mode}-{stamp}", shares=shares, epochs=config.epochs)
-        records[mode] = perform(run, [best] if mode == "best_node_alone" else nodes, to_stderr=to_stderr)
-    _compare(records, console, output)
-    return records
-
-
-def _compare(records: dict[str, TrainRecord], console: Console, output: Path) -> None:
-    titled = {mode.replace("_", " "): record for mode, record in records.items()}
-    console.print(comparison_table(titled))
-    console.print(demo_verdict(records))
-    save_png(comparison_figure(titled), output / "demo.png")
-    write_page(output / "demo.html", titled, title="Evener: one model, uneven nodes", summary=demo_verdict(records))
-    console.print(f"picture: {output / 'demo.png'}   page: {output / 'demo.html'}")
-
-
-def demo_verdict(records: Mapping[str, TrainRecord]) -> str:
-    """Return the result of the demo in a sentence or two."""
-    alone, equal, measured = (records[mode] for mode in MODES)
-    if not (alone.samples_per_second and equal.samples_per_second):
-        return "Nothing was trained, so there is nothing to compare."
-    gains = [measured.samples_per_second / other.samples_per_second for other in (alone, equal)]
-    sentence = f"With Evener's shares, training is {gains[0]:.2f} times as fast as on the best node alone, and "
-    sentence += f"{gains[1]:.2f} times as fast as with equal shares."
-    if measured.of_ideal is None:
-        return sentence
-    ideal = f"{percent(measured.of_ideal)} of the ideal: the speed of these nodes together if none waits"
-    return f"{sentence} It reached {ideal}."
 
 
 def choose_nodes(config: NodesConfig) -> list[NodeSpec]:

@@ -141,13 +141,16 @@ def _seconds_of(rank: Assignment, samples: float) -> float:
     return rank.fixed_seconds + samples * rank.sample_seconds if samples else 0.0
 
 
-def comparison_figure(records: Mapping[str, TrainRecord]) -> Figure:
+def comparison_figure(
+    records: Mapping[str, TrainRecord], ranges: Mapping[str, tuple[float, float]] | None = None
+) -> Figure:
     """Draw the samples per second of every run in `records`, with speed-ups over the first.
 
     A line shows the combined speed of the fastest run's nodes if none waited, where its record knows it.
 
     Args:
         records: records by the name that the figure shows.
+        ranges: smallest and largest samples per second by name, where they were measured several times.
 
     Raises:
         MissingExtra: Matplotlib is not installed.
@@ -167,6 +170,9 @@ def comparison_figure(records: Mapping[str, TrainRecord]) -> Figure:
         if ideal:
             axes.axvline(ideal, color=VERMILION, linestyle="--", linewidth=1.4)
             axes.text(ideal, -0.62, f" ideal: {human_count(ideal)}", color=VERMILION, fontsize=8.5, va="bottom")
+        for row, name in enumerate(records):
+            if ranges and name in ranges:
+                axes.hlines(row + 0.22, *ranges[name], color=INK, linewidth=2.0)
         for row, speed in enumerate(speeds):
             text = _speed_up(speed, speeds[0], of_ideal if speed == best else None)
             _label_speed(axes, row, speed, text, is_best=speed == best, end=end)

@@ -77,7 +77,13 @@ def _label(path: Path, others: Sequence[Path]) -> str:
     return name if names.count(name) == 1 else str(path)
 
 
-def write_page(path: Path, records: Mapping[str, TrainRecord], title: str, summary: str = "") -> None:
+def write_page(
+    path: Path,
+    records: Mapping[str, TrainRecord],
+    title: str,
+    summary: str = "",
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+) -> None:
     """Write `records` to `path` as one HTML file with figures, tables, events, plans and environments.
 
     Args:
@@ -85,6 +91,7 @@ def write_page(path: Path, records: Mapping[str, TrainRecord], title: str, summa
         records: at least one, by name; several are also compared, with speed-ups over the first.
         title: title of the page.
         summary: conclusion in a sentence or two, shown above everything else.
+        ranges: of the samples per second, see `comparison_figure`.
 
     Raises:
         InvalidValue: there are no records.
@@ -94,7 +101,7 @@ def write_page(path: Path, records: Mapping[str, TrainRecord], title: str, summa
     body = [f'<p class="summary">{escape(summary)}</p>'] if summary else []
     body += [
         _links(records),
-        *_comparison(records),
+        *_comparison(records, ranges),
         _figure(learning_figure(records), "loss and accuracy of every run"),
     ]
     for index, (name, record) in enumerate(records.items()):
@@ -110,10 +117,11 @@ def _links(records: Mapping[str, TrainRecord]) -> str:
     return f"<nav>{' '.join(links)}</nav>"
 
 
-def _comparison(records: Mapping[str, TrainRecord]) -> list[str]:
+def _comparison(records: Mapping[str, TrainRecord], ranges: Mapping[str, tuple[float, float]] | None) -> list[str]:
     if len(records) == 1:
         return []
-    return [_table(comparison_table(records)), _figure(comparison_figure(records), "samples per second of every run")]
+    figure = comparison_figure(records, ranges)
+    return [_table(comparison_table(records)), _figure(figure, "samples per second of every run")]
 
 
 def _run(index: int, name: str, record: TrainRecord, *, is_alone: bool) -> list[str]:
