@@ -175,6 +175,8 @@ def simulate(
     micro_batches: int,
     schedule: ScheduleName = "1f1b",
     transfer: Sequence[float] = (),
+    *,
+    recomputes: bool = False,
 ) -> SimulatedStep:
     """Simulate a step in which a pass starts when its stage is free and its input has arrived.
 
@@ -184,10 +186,13 @@ def simulate(
         micro_batches: number of micro-batches of the step.
         schedule: order of passes of each stage.
         transfer: seconds from stage k to stage k+1 and back, one for each stage but the last; zero by default.
+        recomputes: whether backward passes recompute activations, as part of their seconds, and so are not divided.
     """
     num_stages = len(forward)
     links = [*(transfer or [0.0] * (num_stages - 1)), 0.0]
     todo = [SCHEDULES[schedule](k, num_stages, micro_batches) for k in range(num_stages)]
+    if recomputes:
+        todo = [[action for action in actions if action.kind != "weights"] for actions in todo]
     divided = [divided_in(actions) for actions in todo]
     ends: list[dict[Action, float]] = [{} for _ in range(num_stages)]
     passes: list[list[tuple[Action, float, float]]] = [[] for _ in range(num_stages)]

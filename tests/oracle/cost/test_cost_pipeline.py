@@ -79,6 +79,17 @@ def test_stages_recompute_if_activations_do_not_fit_and_take_longer() -> None:
         make_pipeline(model([1, 1], graph=graph, memory=1000), [0, 1], 4, 8)
 
 
+def test_backward_passes_that_recompute_are_priced_undivided() -> None:
+    graph = convolutions(depth=8, width=32)
+    roomy = make_pipeline(model([1, 1], graph=graph, schedule="zero-bubble"), [0, 1], 4, 8)
+    tight = make_pipeline(
+        model([1, 1], graph=graph, schedule="zero-bubble", memory=int(max(roomy.memory_bytes) * 0.75)), [0, 1], 4, 8
+    )
+    kinds = [{action.kind for stage in line.timeline.passes for action, _, _ in stage} for line in (roomy, tight)]
+    assert ["weights" in one for one in kinds] == [True, False]
+    assert tight.timeline.seconds > roomy.timeline.seconds
+
+
 def test_open_schedule_is_the_fastest_that_fits() -> None:
     fixed: dict[ScheduleChoice, PipelineReplica] = {
         name: make_pipeline(free([1, 1, 1], graph=convolutions(depth=8, width=32), schedule=name), [0, 1, 2], 4, 8)

@@ -86,7 +86,7 @@ def make_pipeline(
         cut = best_cut(_units(load, model.units), group, held, stages)
         if cut is None:
             continue
-        best = _simulated(model, devices, load, held, cut, first, micro_batches)
+        best = _simulated(model, devices, load, held, cut, first, micro_batches, recomputes=recomputes)
         for schedule in () if recomputes else others:
             more = _waiting(schedule, stages, micro_batches)
             line = _simulated(model, devices, load, Held(waiting=more, kept=more), cut, schedule, micro_batches)
@@ -160,6 +160,8 @@ def _simulated(
     cut: StageCut,
     schedule: ScheduleName,
     micro_batches: int,
+    *,
+    recomputes: bool = False,
 ) -> PipelineReplica:
     """Return the pipeline with this cut and schedule, with its step simulated."""
     starts_of_units = [*model.units, len(load.state)]
@@ -174,6 +176,7 @@ def _simulated(
         micro_batches,
         schedule,
         transfer,
+        recomputes=recomputes,
     )
     return PipelineReplica(
         schedule=schedule,
