@@ -116,6 +116,21 @@ task = Task(model=Words, loss=nn.functional.cross_entropy, train_data=lambda: Te
 """
 
 
+CLIPPED = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from evener import Task
+
+def model():
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.Flatten(), nn.Linear(64, 3))
+
+draw = torch.Generator().manual_seed(0)
+data = TensorDataset(torch.randn(48, 3, 6, 6, generator=draw), torch.randint(0, 3, (48,), generator=draw))
+task = Task(model=model, loss=nn.functional.cross_entropy, train_data=lambda: data, batch_size=16{clipped})
+"""
+
+
 @pytest.mark.parametrize("nodes", ["1,1", pytest.param("1,1,1", marks=pytest.mark.slow)])
 def test_pipeline_predicts_the_bytes_of_tied_weights(tmp_path: Path, nodes: str) -> None:
     (tmp_path / "tied.py").write_text(TIED)
@@ -128,6 +143,20 @@ def test_pipeline_predicts_the_bytes_of_tied_weights(tmp_path: Path, nodes: str)
     sent = max(node.sent_bytes for node in record.steps[1].nodes)
     assert sent > 40 * 6 * 4
     assert record.plan.prediction.sent_bytes == pytest.approx(sent, abs=1)
+
+
+@pytest.mark.parametrize("strategy", ["filter", pytest.param("pipeline", marks=pytest.mark.slow)])
+def test_bytes_of_clipped_norms_are_predicted(tmp_path: Path, strategy: str) -> None:
+    sent = []
+    for name, clipped in (("plain", ""), ("clipped", ", clip_norm=0.5")):
+        (tmp_path / f"{name}.py").write_text(CLIPPED.format(clipped=clipped))
+        folder, task = tmp_path / name, str(tmp_path / f"{name}.py")
+        perform(RunConfig(task=task, strategy=strategy, local_nodes="1,1", output=folder), quiet=True)
+        record = read_noun(folder / "record.json", TrainRecord)
+        assert record.plan.prediction is not None
+        sent.append(max(node.sent_bytes for node in record.steps[1].nodes))
+        assert record.plan.prediction.sent_bytes == pytest.approx(sent[-1], abs=1)
+    assert sent[1] == sent[0] + 8
 
 
 @pytest.mark.slow

@@ -112,6 +112,8 @@ def _step(context: RankContext, plan: Plan, model: ParallelModel) -> Callable[[]
         for number in range(calls):
             micro_batch(is_last=number == calls - 1)
         timer.resume("wu")
+        if (bound := context.task.clip_norm) is not None:
+            model.clip(bound)
         optimizer.step()
         optimizer.clear_gradients()
         timer.close_step(samples * calls)
