@@ -1,6 +1,7 @@
 """Seconds until a network recognises 97 % of MNIST's digits, over machines whose links carry 100 Mbit/s.
 
     python benchmarks/ps_hosts.py --data FOLDER [--mbit 100] [--cores 0.6] [--target 0.97] [--json]
+    python benchmarks/ps_hosts.py --data FOLDER --mbit 10,10,2 --cores 0.8,0.4,0.2 --ways sync,diloco,top-k
 
 Builds a master's host and three nodes' hosts (network namespaces, `tc tbf`, CPU quotas; needs root and iproute2), in
 which the real commands run: `evener up`, `evener join`, and `evener train` once for every way to agree. A run is ended
@@ -38,10 +39,12 @@ WAYS: dict[str, Sequence[str]] = {
     "average, 20 steps": ("--agreement", "average", "--local-steps", "20"),
     "diloco, 20 steps": ("--agreement", "diloco", "--local-steps", "20"),
     "int8: average, 20 steps": ("--agreement", "average", "--local-steps", "20", "--compress", "int8"),
+    "top-k: diloco, 5 steps": ("--agreement", "diloco", "--local-steps", "5", "--compress", "top-k"),
+    "top-k: diloco, 20 steps": ("--agreement", "diloco", "--local-steps", "20", "--compress", "top-k"),
 }
 """A gradient that is two versions old allows steps of about a third, and no momentum beside it: async diverges with the
 others' settings."""
-START_SECONDS, RUN_SECONDS = 60.0, 240.0
+START_SECONDS = 60.0
 
 
 class Row(NamedTuple):
@@ -69,10 +72,11 @@ def main() -> None:
     """A row for every way."""
     parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of MNIST's four files")
-    parser.add_argument("--mbit", type=float, default=100.0, help="of every link, each way")
-    parser.add_argument("--cores", type=float, default=0.6, help="of every node")
+    parser.add_argument("--mbit", type=three, default="100", help="of every node's link, each way; or one a node")
+    parser.add_argument("--cores", type=three, default="0.6", help="of every node; or one a node")
     parser.add_argument("--target", type=float, default=0.97, help="accuracy")
     parser.add_argument("--ways", default=",".join(WAYS), help="beginnings of names, separated by commas")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds of a run, after which it is ended")
     words = parser.parse_args()
     if reason := why_not():
         sys.exit(reason)
@@ -80,7 +84,7 @@ def main() -> None:
     chosen = [name for name in WAYS if any(name == way or name.startswith(way) for way in words.ways.split(","))]
     with open_results(words) as results:
         results.say(
-            f"3 nodes of {words.cores} cores and a master, links of {words.mbit:g} Mbit/s; "
+            f"3 nodes of {words.cores} cores and a master, links of {words.mbit} Mbit/s; "
             f"until {words.target:.0%} of 2 000 images\n"
         )
         results.say(
@@ -92,10 +96,19 @@ def main() -> None:
             results.add(TABLE, way=name, ratio=first / row.seconds, **row._asdict())
 
 
+def three(text: str) -> list[float]:
+    """One number for each node."""
+    numbers = [float(number) for number in text.split(",")]
+    return numbers * len(NODES) if len(numbers) == 1 else numbers
+
+
 def measure(words: argparse.Namespace, chosen: Sequence[str]) -> Iterator[tuple[str, Row]]:
     """A row for every way, as it is measured."""
-    hosts = [Host(name="master", mbit=words.mbit)]
-    hosts += [Host(name=name, mbit=words.mbit, cores=words.cores) for name in NODES]
+    hosts = [Host(name="master", mbit=max(words.mbit))]
+    hosts += [
+        Host(name=name, mbit=mbit, cores=cores)
+        for name, mbit, cores in zip(NODES, words.mbit, words.cores, strict=True)
+    ]
     with tempfile.TemporaryDirectory() as folder, Hosts.build(hosts, Path(folder)) as built:
         home = Path(folder) / "home"
         master = built["master"]
@@ -131,7 +144,7 @@ def train(master: Machine, home: Path, words: argparse.Namespace, way: Sequence[
     output = home / "-".join(way)
     own = ("--data", str(words.data.resolve()), "--home", str(home), "--output", str(output))
     run = start(master, "train", TASK, *way, *own)
-    until = time.monotonic() + RUN_SECONDS
+    until = time.monotonic() + words.limit
     while run.is_running and time.monotonic() < until:
         found = [float(percent) / 100 for percent in re.findall(r"accuracy ([\d.]+)%", run.text)]
         if found and found[-1] >= words.target:
