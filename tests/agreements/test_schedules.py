@@ -16,7 +16,9 @@ from support.server_hall import AGREEMENTS, EPOCHS, SAMPLES, SECONDS, Hall
 
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from(["join", "push", "push", "push", "push", "die", "again", "connect", "nan", "short", "parts"]),
+        st.sampled_from(
+            ["join", "push", "push", "push", "push", "die", "again", "connect", "nan", "short", "parts", "skip"]
+        ),
         st.sampled_from("abc"),
     ),
     max_size=60,

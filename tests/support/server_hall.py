@@ -38,6 +38,9 @@ AGREEMENTS = {
     "local steps, top-k both ways": AgreementSettings(
         batch=2, outer=SGD, contribution="delta", local_steps=3, push="top-k", pull="top-k"
     ),
+    "local steps, skipping late workers": AgreementSettings(
+        batch=2, outer=SGD, contribution="delta", local_steps=3, skips_late=True
+    ),
     "async": AgreementSettings(batch=4, outer=SGD, staleness=None),
     "async, overlapped": AgreementSettings(
         batch=4, outer=SGD, staleness=None, contribution="delta", is_overlapped=True
@@ -71,6 +74,8 @@ class Hall:
         elif action == "die" and is_here:
             del self.held[name]
             self.heed(self.server.dismiss(name))
+        elif action == "skip":
+            self.heed(self.server.skip(name))
         elif action == "again" and self.sent[name]:
             self._repeat(name)
         elif action in ("push", "nan", "short", "parts") and has_lease:

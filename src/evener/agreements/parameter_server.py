@@ -13,7 +13,7 @@ from evener.agreements.aggregator import Aggregator, Received, WholeMerge
 from evener.agreements.data_assigner import full_samples
 from evener.agreements.layout import Flat
 from evener.agreements.messages import Answer, Judgement, Push, ServerOutput, WorkerReply
-from evener.agreements.schedules import Asynchronous, Synchronous
+from evener.agreements.schedules import Asynchronous, Round, Synchronous
 from evener.agreements.settings import AgreementSettings, Workload
 from evener.agreements.snapshot import ServerState, Snapshot
 from evener.agreements.threads import ThreadPool
@@ -184,6 +184,18 @@ class ParameterServer:
         worker = self.workers.get(name)
         if worker is not None and worker in self.staying:
             self.staying.remove(worker)
+
+    @property
+    def open_round(self) -> Round | None:
+        """The round that closes next; None if there is none, or updates are not made in rounds. Read-only."""
+        return self._schedule.open_round if isinstance(self._schedule, Synchronous) else None
+
+    def skip(self, name: str) -> ServerOutput:
+        """Close the open round without a late worker, if the agreement allows it."""
+        worker = self.workers.get(name)
+        if worker is None or not self._aggregator.agreement.skips_late or not isinstance(self._schedule, Synchronous):
+            return ServerOutput()
+        return self._schedule.skip(worker)
 
     def proceed(self) -> ServerOutput:
         """Assign the work that may begin now."""

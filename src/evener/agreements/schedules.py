@@ -2,7 +2,8 @@
 
 Synchronous: the weights change when all workers of a round have contributed, or are gone. As many rounds are open at a
 time as a worker may have contributions in progress: one, or two if communication overlaps with work. They close in
-order. A new worker takes part from the next round on.
+order. A new worker takes part from the next round on. A round may close without workers that are late, which then enter
+the round in which they contribute.
 
 Asynchronous: each contribution changes the weights as soon as it arrives, and its worker continues. With a bound s no
 worker begins that has had, or has begun, more than s updates more than the slowest has finished. The slowest may always
@@ -58,6 +59,22 @@ class Synchronous:
     def __init__(self, aggregator: Aggregator) -> None:
         self._aggregator = aggregator
         self._rounds: deque[Round] = deque()
+        self._late: dict[str, Lease] = {}
+        self._from_late: list[Received] = []
+
+    @property
+    def open_round(self) -> Round | None:
+        """The round that closes next; None if there is none."""
+        return self._rounds[0] if self._rounds else None
+
+    def skip(self, worker: WorkerRecord) -> ServerOutput:
+        """Close the oldest round without a late worker, whose contribution enters a later one."""
+        one = self.open_round
+        if one is None or worker.name not in one.missing:
+            return ServerOutput()
+        self._late[worker.name] = one.leases[worker.name]
+        one.leave_out(worker.name)
+        return self._settle()
 
     def proceed(self) -> ServerOutput:
         """Open the rounds that may be open."""
@@ -69,14 +86,19 @@ class Synchronous:
 
     def leave(self, worker: WorkerRecord) -> ServerOutput:
         """Continue without a worker; its contributions count."""
+        self._late.pop(worker.name, None)
         for one in self._rounds:
             if worker.name in one.missing:
                 one.leave_out(worker.name)
         return self._settle()
 
     def contribute(self, contribution: Received) -> ServerOutput:
-        """Add a contribution to its round."""
+        """Add a contribution to its round, a late one to the oldest that is open."""
         name = contribution.worker.name
+        if self._late.get(name) is contribution.lease:
+            del self._late[name]
+            self._from_late.append(contribution)
+            return ServerOutput() if self._rounds else self._settle()
         one = self._round_of(name, contribution.lease)
         one.contributions[name] = contribution
         one.missing.discard(name)
@@ -84,6 +106,11 @@ class Synchronous:
 
     def refuse(self, worker: WorkerRecord, lease: Lease, reason: str) -> ServerOutput:
         """Refuse a contribution that cannot be used."""
+        if self._late.get(worker.name) is lease:
+            del self._late[worker.name]
+            judgement = self._aggregator.refuse(worker, lease, reason)
+            replies = self._aggregator.replies({worker.name: judgement}, self._open_rounds())
+            return ServerOutput(replies=replies, judgements=[judgement])
         one = self._round_of(worker.name, lease)
         one.judged[worker.name] = self._aggregator.refuse(worker, lease, reason)
         one.leave_out(worker.name)
@@ -91,8 +118,8 @@ class Synchronous:
 
     def arrived(self, worker: str, lease: Lease, num_bytes: int) -> None:
         """Note the received bytes of a contribution, 0 as it begins, and merge the bytes received of all."""
-        one = self._rounds[0]
-        if one.leases.get(worker) is not lease:
+        one = self.open_round
+        if one is None or one.leases.get(worker) is not lease:
             return
         if num_bytes < one.arrived.get(worker, 0):  # it is sent again, perhaps with other numbers
             one.merging = None
@@ -103,13 +130,14 @@ class Synchronous:
 
     def is_pending(self, number: int) -> bool:
         """Return whether the contribution to lease `number` waits for the end of its round."""
-        return any(c.lease.number == number for one in self._rounds for c in one.contributions.values()) or any(
+        return any(lease.number == number for lease in self.unmerged()) or any(
             judgement.number == number for one in self._rounds for judgement in one.judged.values()
         )
 
     def unmerged(self) -> list[Lease]:
         """Return the leases whose contributions wait for the end of their round."""
-        return [c.lease for one in self._rounds for c in one.contributions.values()]
+        waiting = [c.lease for one in self._rounds for c in one.contributions.values()]
+        return waiting + [c.lease for c in self._from_late]
 
     def _round_of(self, worker: str, lease: Lease) -> Round:
         for one in self._rounds:
@@ -137,9 +165,11 @@ class Synchronous:
         output, rounds = ServerOutput(), self._rounds
         if not rounds or rounds[0].missing:
             output.replies += self._aggregator.replies({}, self._open_rounds())
-        while rounds and not rounds[0].missing:
-            one = rounds.popleft()
-            update, judged = self._aggregator.update([one.contributions[name] for name in one.leases], one.merging)
+        while (rounds and not rounds[0].missing) or (self._from_late and not rounds):
+            one = rounds.popleft() if rounds else Round({}, set())
+            late, self._from_late = self._from_late, []
+            contributions = [one.contributions[name] for name in one.leases] + late
+            update, judged = self._aggregator.update(contributions, None if late else one.merging)
             if one.judged:
                 judged = one.judged | judged
             if update is not None:
@@ -147,6 +177,11 @@ class Synchronous:
             output.judgements += judged.values()
             output.replies += self._aggregator.replies(judged, self._open_rounds())
         return output
+
+    def _on_time(self) -> list[WorkerRecord]:
+        """Return the workers of a new round: all without a late contribution that is awaited or not yet merged."""
+        late = {*self._late, *(one.worker.name for one in self._from_late)}
+        return [one for one in self._aggregator.staying if one.name not in late] if late else self._aggregator.staying
 
     def _open_rounds(self) -> dict[str, list[Lease]]:
         """Open as many rounds as may be open; return the new leases by worker, the oldest first."""
@@ -157,7 +192,8 @@ class Synchronous:
             and len(server.staying) >= max(1, server.quorum)
             and server.may_update(len(self._rounds))
         ):
-            leases = server.assigner.divide(server.common.version, server.staying)
+            workers = self._on_time()
+            leases = server.assigner.divide(server.common.version, workers) if workers else {}
             if not leases:
                 break
             self._rounds.append(Round(leases, set(leases)))

@@ -121,6 +121,7 @@ class AgreementSettings(Part, frozen=True, kw_only=True):
         pull: compression of changes of the weights to the workers; `top-k` of merged contributions, see `weights`.
         slow_link: compression of both for a worker whose slow link makes all others wait; none: no change.
         is_overlapped: whether a worker continues with its next steps while its contribution is sent.
+        skips_late: whether a round closes without workers that are late; their contributions enter a later round.
         robust: merge rule; the mean, weighted by samples, is equal to a single process.
         merge: where contributions are merged; the result is the same except for rounding.
         fraction: fraction of the workers that is drawn for a round, if each has a fixed part (`Workload.parts`).
@@ -137,6 +138,7 @@ class AgreementSettings(Part, frozen=True, kw_only=True):
     pull: Compression = "none"
     slow_link: Compression = "none"
     is_overlapped: bool = False
+    skips_late: bool = False
     robust: Robust = "mean"
     merge: Merge = "cores"
     fraction: Finite = 1.0
@@ -151,6 +153,10 @@ class AgreementSettings(Part, frozen=True, kw_only=True):
         is_bound = self.clip_norm is not None and self.clip_norm > 0 and not is_delta
         require(self.clip_norm is None or is_bound, "clip_norm", self.clip_norm, "positive, and of gradients")
         require(is_delta or not self.is_overlapped, "contribution", self.contribution, "delta if is_overlapped")
+        may_skip = is_delta and self.staleness == 0 and not self.is_overlapped and self.fraction == 1
+        require(
+            may_skip or not self.skips_late, "skips_late", True, "false unless rounds exchange changes, one at a time"
+        )
         require(0 < self.fraction <= 1, "fraction", self.fraction, "above 0 and at most 1")
         is_packed = (self.push, self.pull) != ("none", "none")
         require(

@@ -22,7 +22,7 @@ TRAIN: Panels = {
     "What is written, read and shown": ("output", "dashboard", "quiet", "checkpoint", "checkpoint_every", "resume"),
     _MASTER: (
         "agreement", "staleness", "local_steps", "fraction", "outer_lr", "outer_momentum", "compress", "robust",
-        "merge", "overlap", "ship_data",
+        "merge", "overlap", "skip_late", "ship_data",
         "system", "home", "master", "token", "token_file",
     ),
 }  # fmt: skip

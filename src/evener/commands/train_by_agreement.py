@@ -324,6 +324,7 @@ def agreement_of(
         pull=compression,
         slow_link="int8" if config.compress is None and facts.may_compress else "none",
         is_overlapped=config.overlap,
+        skips_late=config.skip_late,
         robust=robust,
         merge=config.merge or agreement.merge,
         clip_norm=clip_norm if agreement.contribution == "gradient" else None,

@@ -39,7 +39,7 @@ _COLLECTIVE = (
 )  # fmt: skip
 AGREEMENT_OPTIONS = (
     "agreement", "staleness", "fraction", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "merge",
-    "overlap", "system",
+    "overlap", "skip_late", "system",
 )  # fmt: skip
 """Options of `RunConfig` that only runs of an agreement have."""
 MASTER_OPTIONS = ("home", "master", "token", "token_file", "ship_data")
@@ -53,7 +53,7 @@ _SEND_CHANGES = [name for name, facts in AGREEMENTS.items() if facts.sends == "c
 _CONFLICTS = (
     Conflict(("staleness",), lambda c, _: c.agreement != "bounded", "{option} belongs to --agreement bounded"),
     Conflict(
-        ("local_steps", "overlap"),
+        ("local_steps", "overlap", "skip_late"),
         lambda c, _: c.agreement is None or not AGREEMENTS[c.agreement].takes_local_steps,
         "{option} belongs to --agreement average or diloco",
     ),
@@ -69,9 +69,14 @@ _CONFLICTS = (
         "{option} goes with --agreement where data stay: with --stationary, or --agreement federated",
     ),
     Conflict(
-        ("local_steps", "overlap"),
+        ("local_steps", "overlap", "skip_late"),
         lambda c, _: c.keeps_data,
         "{option} does not go with data that stay: each node goes over its own once between two exchanges",
+    ),
+    Conflict(
+        ("skip_late",),
+        lambda c, _: c.overlap,
+        "{option} does not go with --overlap, where a node has two rounds in progress",
     ),
     Conflict(
         ("outer_lr", "outer_momentum"),

@@ -145,6 +145,9 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         Meta(description="With --agreement: where to merge: cores, threads or the master's device."),
     ] = None
     overlap: Annotated[bool, Meta(description="(average, diloco) Continue to work during an exchange.")] = False
+    skip_late: Annotated[
+        bool, Meta(description="(average, diloco) Merge without late nodes, whose updates count in a later round.")
+    ] = False
     ship_data: Annotated[bool, Meta(description="With a master: send --data to its nodes.")] = False
     system: Annotated[
         Path | None,

@@ -60,6 +60,67 @@ def test_run_says_that_the_remainder_of_a_lost_node_is_lost(push: str) -> None:
     assert [event.nodes for event in events if event.kind == "remainder"] == [("a",)] * (push == "top-k")
 
 
+def skipping(**changes: Any) -> AgreementSettings:
+    return replace(average(batch=1, local_steps=5), skips_late=True, **changes)
+
+
+def test_round_closes_without_a_late_node_whose_update_enters_the_next_one() -> None:
+    stage = Stage(skipping(), epochs=2)  # rounds of 5 samples a node, 20 samples an epoch
+    stage.now = 1.0
+    stage.push("a", 1.0)
+    for stage.now in (1.1, 1.9):  # half of the work is missing: it is awaited for as long again
+        stage.run.tick(lambda _: False)
+        assert stage.run.server.version == 0
+    stage.now = 2.1
+    stage.run.tick(lambda _: False)
+    assert stage.run.server.version == 1
+    np.testing.assert_allclose(stage.run.server.weights.floats[0], -1.0)
+    events = [event for event in stage.run.journal.events if isinstance(event, Event)]
+    assert [(event.kind, event.nodes) for event in events] == [("skipped", ("b",))]
+    stage.deliver()
+    assert [len(stage.leases[name]) for name in "ab"] == [1, 1]
+    stage.push("b", 3.0)
+    assert stage.run.server.version == 1
+    stage.push("a", 1.0)
+    np.testing.assert_allclose(stage.run.server.weights.floats[0], -1.0 - (1.0 + 3.0) / 2)
+    stage.deliver()
+    assert [len(stage.leases[name]) for name in "ab"] == [1, 1]
+    totals = stage.run.server.workers["b"].totals
+    assert (totals.applied, totals.staleness, totals.late) == (1, 1, 0)
+    assert stage.run.used == {0: 15}
+
+
+def test_samples_of_late_nodes_count_in_their_own_epoch() -> None:
+    stage = Stage(skipping(), epochs=3)
+    for _ in range(5):
+        stage.now += 1.0
+        stage.push("a")
+        stage.now += 2.1
+        stage.run.tick(lambda _: False)
+        stage.deliver()
+    assert stage.run.used == {0: 15, 1: 10}
+    assert stage.run.validation.due == []
+    stage.push("b")
+    stage.push("a")
+    assert [end.epoch for end in stage.run.validation.due] == [0]
+
+
+@pytest.mark.parametrize("agreement", [skipping(), average(batch=1, local_steps=5)])
+def test_node_that_is_lost_after_it_was_late_is_replaced(agreement: AgreementSettings) -> None:
+    stage = Stage(agreement, epochs=1)
+    stage.now = 1.0
+    stage.push("a")
+    stage.now = 3.0
+    stage.run.tick(lambda _: False)
+    stage.deliver()
+    stage.run.reassign(stage.nodes.by_name["b"])
+    for _ in range(3):
+        stage.deliver()
+        stage.push("a")
+    assert stage.run.server.is_over
+    assert stage.run.used == {}
+
+
 def answer_slices(stage: Stage, headers: list[Any]) -> None:
     """Let b answer the slices that are sent to it."""
     for header in headers:

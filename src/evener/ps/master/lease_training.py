@@ -246,6 +246,10 @@ class LeaseTraining:
                 self.observations.append(("late", node))
             for link in self.speeds.slow_links(moving, now):
                 self._on_slow_link(link, now)
+        if self.job.agreement.skips_late:
+            for name in self.speeds.late(now):
+                self.note("skipped", f"a round closes without node {name}, whose update enters a later one", name)
+                self._follow(self.server.skip(name))
         if now - self._progress_at > patience:
             self._progress_at = now
             self.validation.give_out(reassign_late=True)
@@ -305,7 +309,11 @@ class LeaseTraining:
                 self._refused(judgement)
         for update in output.updates:  # each has one contribution per worker, in order
             self.journal.updated(update, dict([works.popleft() for _ in update.staleness]))
-            self._use_up(update.epoch, update.num_samples)
+            if self.job.workload.parts:
+                self._use_up(update.epoch, update.num_samples)
+        for judgement in output.judgements:  # of several epochs, if some are late
+            if judgement.verdict == "applied" and judgement.lease is not None and not self.job.workload.parts:
+                self._use_up(judgement.lease.samples.epoch, judgement.num_samples)
         for reply in output.replies:
             answer, image, node = reply.answer, reply.image, self._nodes.by_name[reply.worker]
             if answer.lease is not None:

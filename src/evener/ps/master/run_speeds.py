@@ -17,6 +17,12 @@ _MAX_FACTOR = 4.0
 _SEND_LESS = "use --compress int8, or --agreement average with more --local-steps, to send less"
 
 
+_QUORUM = 0.5
+"""Share of a round's samples that has to be there before the round may close without the others."""
+_LEAST_GRACE = 0.25
+"""Share of the round's time so far for which late nodes are waited for in any case."""
+
+
 class SlowLink(NamedTuple):
     """A node whose link delays all others: its seconds for a round, and the others'."""
 
@@ -72,6 +78,27 @@ class RunSpeeds:
         usual = median(seconds_of([one.speed for one in workers]))
         for one in workers:
             one.speed.bound_claim(usual)
+
+    def late(self, now: float) -> list[str]:
+        """Return the nodes without which the open round should close.
+
+        While a node with a share m of the samples is awaited for t seconds, the others do not do the work of (1 - m) t
+        seconds. Its own work, m T in a round that took T seconds so far, is not lost, but enters a later round. So it
+        is awaited for at most m / (1 - m) T, and a little in any case, as durations vary.
+        """
+        one = self._server.open_round
+        if one is None or not one.missing or not one.contributions:
+            return []
+        workers = self._server.workers
+        total = sum(lease.num_samples for lease in one.leases.values())
+        missing = sum(one.leases[name].num_samples for name in one.missing) / total
+        sent = [workers[name].sent_at.get(one.leases[name].number) for name in one.missing]
+        if missing > 1 - _QUORUM or None in sent:
+            return []
+        begun = min(at for at in sent if at is not None)
+        seconds = max(workers[name].begun for name in one.contributions) - begun
+        grace = max(missing / (1 - missing), _LEAST_GRACE) * seconds
+        return sorted(one.missing) if now - begun > seconds + grace else []
 
     def slow_links(self, moving: Collection[NodeRecord], now: float) -> list[SlowLink]:
         """Return the nodes for which more than half of the others wait, while bytes are moving, far longer than they
