@@ -57,6 +57,10 @@ def test_protocol_names_give_the_published_settings() -> None:
         ({"staleness": -1}, "staleness must be 0 or more, or None"),
         ({"local_steps": 2}, "contribution must be delta after several local steps, got 'gradient'"),
         ({"is_overlapped": True}, "contribution must be delta if is_overlapped"),
+        ({"skips_late": True}, "skips_late must be false unless rounds exchange changes"),
+        ({"skips_late": True, "contribution": "delta", "is_overlapped": True}, "skips_late must be false"),
+        ({"skips_late": True, "contribution": "delta", "fraction": 0.5}, "skips_late must be false"),
+        ({"skips_late": True, "contribution": "delta", "staleness": 2}, "skips_late must be false"),
         ({"local_steps": "epoch", "contribution": "delta", "staleness": 2}, "staleness must be 0 if a worker's local"),
     ],
 )

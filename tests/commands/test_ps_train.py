@@ -71,6 +71,7 @@ SLOW = [
     {"agreement": "diloco", "local_steps": "2"},
     {"agreement": "sync", "compress": "bf16"},
     {"agreement": "diloco", "compress": "top-k", "local_steps": "2"},
+    {"agreement": "average", "skip_late": True, "local_steps": "4"},
 ]
 
 
@@ -80,11 +81,12 @@ SLOW = [
     ids=lambda way: f"{way['agreement']} {way.get('compress', '')}".strip(),
 )
 def test_every_protocol_learns_digits_on_three_uneven_nodes(tmp_path: Path, way: dict[str, Any]) -> None:
-    words: dict[str, Any] = {"task": "digits", "option": DIGITS, "epochs": 6, "batch_size": 32}
+    epochs = 12 if way.get("compress") == "top-k" else 6  # an exchange brings a 64th of the changes
+    words: dict[str, Any] = {"task": "digits", "option": DIGITS, "epochs": epochs, "batch_size": 32}
     record, weights = train(tmp_path, "1.0,0.5,0.25", **way, **words)
     assert (record.validation_accuracy or 0) > 0.75
     assert len(record.nodes) == 3
-    assert len(record.validations) == 6
+    assert len(record.validations) == epochs
     assert record.agreement == way["agreement"]
     shown = (tmp_path / "events.jsonl").read_text()
     phases = ("joining", "shipping", "preparing", "training")
