@@ -26,6 +26,8 @@ SHIPPED = {"agreement": "sync", "ship_data": True}
         ({"agreement": "sync", "staleness": 2}, "--staleness belongs to --agreement bounded"),
         ({"agreement": "sync", "overlap": True}, "--overlap belongs to --agreement average or diloco"),
         ({"agreement": "sync", "skip_late": True}, "--skip-late belongs to --agreement average or diloco"),
+        ({"agreement": "average", "skip_late": True, "robust": "median"}, "--robust trimmed, median and krum need"),
+        ({"agreement": "average", "compress": "top-k", "robust": "krum"}, "--robust trimmed, median and krum need"),
         ({"skip_late": True}, "--skip-late belongs to --agreement average or diloco"),
         ({"agreement": "diloco", "skip_late": True, "overlap": True}, "--skip-late does not go with --overlap"),
         ({"agreement": "average", "outer_lr": 0.5}, "--outer-lr belongs to --agreement diloco"),

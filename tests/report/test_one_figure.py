@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from evener.commands.train import demo_verdict
+from evener.commands.demo import WAYS, verdict
 from evener.records.event_tail import Moment
 from evener.records.events import RunEvent
 from evener.records.history import Entry, History, NodeWork, fraction_of_ideal
@@ -113,8 +113,8 @@ def test_every_view_shows_the_same_ideal_and_waiting(tmp_path: Path) -> None:
     assert shown == waits
     assert all(wait in drawn for wait, node in zip(waits, record.nodes, strict=True) if node.waiting > 0.06)
 
-    runs = {"best_node_alone": alone, "equal_shares": alone, "evener": record}
-    assert of_ideal in demo_verdict(runs)
+    speeds = {name: [100.0] * (2 if name == "best node alone" else 1) for name in WAYS}
+    assert of_ideal in verdict(speeds, [record.of_ideal], 0.0)
 
 
 def test_history_writes_the_fraction_of_the_ideal() -> None:

@@ -16,20 +16,20 @@ MOMENTUM = 0.1
 
 
 class Problem:
-    """Samples [N, 6] of 3 classes, and a first state of the model 6-5-3."""
+    """Samples [N, 6] of 3 classes, and a first state of the model 6-5-3, or with more hidden units."""
 
-    def __init__(self, num_samples: int = 96, dtype: str = "float64", seed: int = 3) -> None:
+    def __init__(self, num_samples: int = 96, dtype: str = "float64", seed: int = 3, hidden: int = 5) -> None:
         draw = np.random.default_rng(seed)
         self.seed = seed
         self.labels = draw.integers(0, 3, num_samples)
         centres = draw.standard_normal((3, 6))
         self.inputs = (centres[self.labels] + 0.7 * draw.standard_normal((num_samples, 6))).astype(dtype)
         state = {
-            "hidden.weight": 0.5 * draw.standard_normal((6, 5)).astype(dtype),
-            "hidden.bias": np.zeros(5, dtype),
-            "hidden.running_mean": np.zeros(5, dtype),
+            "hidden.weight": 0.5 * draw.standard_normal((6, hidden)).astype(dtype),
+            "hidden.bias": np.zeros(hidden, dtype),
+            "hidden.running_mean": np.zeros(hidden, dtype),
             "num_batches_tracked": np.array(0),
-            "out.weight": 0.5 * draw.standard_normal((5, 3)).astype(dtype),
+            "out.weight": 0.5 * draw.standard_normal((hidden, 3)).astype(dtype),
             "out.bias": np.zeros(3, dtype),
         }
         self.layout: StateLayout = layout_of(state, statistics=["hidden.running_mean"])

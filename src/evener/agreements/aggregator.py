@@ -18,7 +18,7 @@ from evener.agreements.settings import AgreementSettings, Compression, Workload
 from evener.agreements.snapshot import Snapshot
 from evener.agreements.threads import BLOCK_BYTES, ThreadPool
 from evener.agreements.update import Merging, is_finite
-from evener.agreements.weights import Broadcast, Buffer, BufferPool, CommonWeights, overwrite
+from evener.agreements.weights import Broadcast, Buffer, BufferPool, CommonWeights
 from evener.agreements.worker_record import SpeedEstimate, WorkerRecord
 
 WholeMerge = Callable[[Flat, Sequence[Flat], Sequence[float]], None]
@@ -98,6 +98,7 @@ class Aggregator:
         self.members: list[WorkerRecord] = []
         self.staying: list[WorkerRecord] = []
         self.is_paused = False
+        self._epoch = 0
         self._merged, self._cores, self._whole_merge = Flat(weights.layout), cores, merge
         self._clipper = NormClipper() if agreement.robust == "clip" else None
         self._outliers = OutlierDetector()
@@ -111,7 +112,6 @@ class Aggregator:
         """
         state = snapshot.state
         self.common.resume(state.num_updates, snapshot.optimiser)
-        overwrite(self.broadcast.arrays, snapshot.optimiser)
         self.assigner.resume(state.cursor)
         for name, totals in state.totals.items():
             speed = SpeedEstimate(state.unit_seconds.get(name))
@@ -119,9 +119,14 @@ class Aggregator:
             self.workers[name] = WorkerRecord(name, speed, totals)
         self.assigner.use_measurements(self.workers.values())
 
+    @property
+    def has_all_updates(self) -> bool:
+        """Whether as many updates were made as the workload has."""
+        return self.workload.num_updates is not None and self.common.version >= self.workload.num_updates
+
     def is_over(self) -> bool:
         """Return whether enough updates were made, or all samples used and every lease answered."""
-        if self.workload.num_updates is not None and self.common.version >= self.workload.num_updates:
+        if self.has_all_updates:
             return True
         for member in self.members:
             if member.leases:
@@ -246,7 +251,7 @@ class Aggregator:
         is_gradient = self.agreement.contribution == "gradient"
         unused = frozenset.intersection(*(one.unused for one in contributions)) if is_gradient else frozenset()
         self.broadcast.update(contributions[0].page.flat if len(contributions) == 1 else self._merged, unused)
-        epoch = num_samples = known = 0
+        epoch, num_samples, known = self._epoch, 0, 0
         loss = 0.0
         for one in contributions:
             totals, n = one.worker.totals, one.num_samples
@@ -258,6 +263,7 @@ class Aggregator:
             epoch, num_samples = max(epoch, one.lease.samples.epoch), num_samples + n
             if one.loss is not None:
                 loss, known = loss + one.loss * n, known + n
+        self._epoch = epoch
         return Update(
             version=version + 1,
             epoch=epoch,

@@ -190,6 +190,11 @@ class ParameterServer:
         """The round that closes next; None if there is none, or updates are not made in rounds. Read-only."""
         return self._schedule.open_round if isinstance(self._schedule, Synchronous) else None
 
+    @property
+    def late(self) -> frozenset[str]:
+        """The workers without which a round has closed, and that have not contributed since."""
+        return self._schedule.late if isinstance(self._schedule, Synchronous) else frozenset()
+
     def skip(self, name: str) -> ServerOutput:
         """Close the open round without a late worker, if the agreement allows it."""
         worker = self.workers.get(name)
@@ -291,8 +296,7 @@ class ParameterServer:
                 if one.speed.fixed_samples is not None
             },
         )
-        arrays = {**parts.common.optimiser.arrays, **parts.broadcast.arrays}
-        arrays = {name: array.copy() for name, array in arrays.items()}
+        arrays = {name: array.copy() for name, array in parts.common.optimiser.arrays.items()}
         return Snapshot(state, self.weights.copy(), arrays)
 
     def _answer_unexpected(self, name: str, worker: WorkerRecord | None, push: Push) -> list[WorkerReply]:

@@ -2,8 +2,8 @@
 
 Synchronous: the weights change when all workers of a round have contributed, or are gone. As many rounds are open at a
 time as a worker may have contributions in progress: one, or two if communication overlaps with work. They close in
-order. A new worker takes part from the next round on. A round may close without workers that are late, which then enter
-the round in which they contribute.
+order. A new worker takes part from the next round on. A round may close without workers that are late. Their
+contributions enter the round in which they arrive; if none is open, they count by their part of their own round.
 
 Asynchronous: each contribution changes the weights as soon as it arrives, and its worker continues. With a bound s no
 worker begins that has had, or has begun, more than s updates more than the slowest has finished. The slowest may always
@@ -13,7 +13,10 @@ begin, so that some worker always continues.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from evener.agreements.aggregator import Aggregator, Received
 from evener.agreements.layout import Flat
@@ -33,6 +36,7 @@ class Round:
         judged: refused contributions, by worker.
         arrived: received bytes of each contribution, by worker.
         merging: mean of all contributions, begun while they arrive.
+        num_samples: samples of all leases that it began with.
     """
 
     leases: dict[str, Lease]
@@ -41,6 +45,7 @@ class Round:
     judged: dict[str, Judgement] = field(default_factory=dict)
     arrived: dict[str, int] = field(default_factory=dict)
     merging: Merging | None = None
+    num_samples: int = 0
 
     def leave_out(self, worker: str) -> None:
         """Stop waiting for `worker`, and start merging again without its contribution."""
@@ -59,8 +64,9 @@ class Synchronous:
     def __init__(self, aggregator: Aggregator) -> None:
         self._aggregator = aggregator
         self._rounds: deque[Round] = deque()
-        self._late: dict[str, Lease] = {}
+        self._late: dict[str, tuple[Lease, int]] = {}
         self._from_late: list[Received] = []
+        self._late_round = 0
 
     @property
     def open_round(self) -> Round | None:
@@ -72,7 +78,7 @@ class Synchronous:
         one = self.open_round
         if one is None or worker.name not in one.missing:
             return ServerOutput()
-        self._late[worker.name] = one.leases[worker.name]
+        self._late[worker.name] = one.leases[worker.name], one.num_samples
         one.leave_out(worker.name)
         return self._settle()
 
@@ -95,8 +101,10 @@ class Synchronous:
     def contribute(self, contribution: Received) -> ServerOutput:
         """Add a contribution to its round, a late one to the oldest that is open."""
         name = contribution.worker.name
-        if self._late.get(name) is contribution.lease:
-            del self._late[name]
+        if self._is_late(name, contribution.lease):
+            if self._aggregator.has_all_updates:
+                return self.refuse(contribution.worker, contribution.lease, "the run is complete")
+            self._late_round = max(self._late_round, self._late.pop(name)[1])
             self._from_late.append(contribution)
             return ServerOutput() if self._rounds else self._settle()
         one = self._round_of(name, contribution.lease)
@@ -106,7 +114,7 @@ class Synchronous:
 
     def refuse(self, worker: WorkerRecord, lease: Lease, reason: str) -> ServerOutput:
         """Refuse a contribution that cannot be used."""
-        if self._late.get(worker.name) is lease:
+        if self._is_late(worker.name, lease):
             del self._late[worker.name]
             judgement = self._aggregator.refuse(worker, lease, reason)
             replies = self._aggregator.replies({worker.name: judgement}, self._open_rounds())
@@ -139,6 +147,14 @@ class Synchronous:
         waiting = [c.lease for one in self._rounds for c in one.contributions.values()]
         return waiting + [c.lease for c in self._from_late]
 
+    @property
+    def late(self) -> frozenset[str]:
+        """The workers whose contributions are late."""
+        return frozenset(self._late)
+
+    def _is_late(self, worker: str, lease: Lease) -> bool:
+        return worker in self._late and self._late[worker][0] is lease
+
     def _round_of(self, worker: str, lease: Lease) -> Round:
         for one in self._rounds:
             if one.leases.get(worker) is lease:
@@ -166,8 +182,13 @@ class Synchronous:
         if not rounds or rounds[0].missing:
             output.replies += self._aggregator.replies({}, self._open_rounds())
         while (rounds and not rounds[0].missing) or (self._from_late and not rounds):
-            one = rounds.popleft() if rounds else Round({}, set())
             late, self._from_late = self._from_late, []
+            if rounds:
+                one = rounds.popleft()
+            else:
+                one = Round({}, set())
+                _shorten(late, self._late_round)
+            self._late_round = 0
             contributions = [one.contributions[name] for name in one.leases] + late
             update, judged = self._aggregator.update(contributions, None if late else one.merging)
             if one.judged:
@@ -196,10 +217,19 @@ class Synchronous:
             leases = server.assigner.divide(server.common.version, workers) if workers else {}
             if not leases:
                 break
-            self._rounds.append(Round(leases, set(leases)))
+            total = sum(lease.num_samples for lease in leases.values())
+            self._rounds.append(Round(leases, set(leases), num_samples=total))
             for name, lease in leases.items():
                 new_leases.setdefault(name, []).append(lease)
         return new_leases
+
+
+def _shorten(late: Sequence[Received], num_samples: int) -> None:
+    """Shorten contributions to their part of a round of so many samples, whose other contributions are merged."""
+    part = sum(one.num_samples for one in late) / num_samples
+    for one in late:
+        for array in one.page.flat.floats:
+            np.multiply(array, part, out=array)
 
 
 class Asynchronous:

@@ -168,6 +168,9 @@ class AgreementSettings(Part, frozen=True, kw_only=True):
         is_dense = "top-k" not in (self.push, self.pull, self.slow_link)
         may_be_sparse = is_delta and self.staleness == 0 and self.slow_link != "top-k"
         require(is_dense or may_be_sparse, "compression", "top-k", "another one, unless rounds exchange changes")
+        is_mean = self.robust in ("mean", "clip")  # most numbers of sparse contributions are zeros, as is their median
+        require(is_dense or is_mean, "robust", self.robust, "mean or clip with top-k")
+        require(is_mean or not self.skips_late, "robust", self.robust, "mean or clip with skips_late")
         waits = self.local_steps != "epoch" or self.staleness == 0
         needs_several = self.robust in ("trimmed", "median", "krum")
         require(not needs_several or self.staleness == 0, "robust", self.robust, "mean or clip unless staleness is 0")
@@ -223,7 +226,7 @@ def diloco(
     *, batch: int, local_steps: int = 500, learning_rate: float = 0.7, momentum: float = 0.9
 ) -> AgreementSettings:
     """Average with Nesterov momentum on the server; few exchanges (values of Douillard et al., 2023)."""
-    outer = Sgd(learning_rate=learning_rate, momentum=momentum, is_nesterov=True)
+    outer = Sgd(learning_rate=learning_rate, momentum=momentum, is_nesterov=momentum > 0)
     return AgreementSettings(batch=batch, outer=outer, contribution="delta", local_steps=local_steps, robust="clip")
 
 

@@ -8,7 +8,7 @@ change together and share one copy; otherwise each has one of its own.
 A difference is not sparse if the server's optimizer has momentum. With `top-k` the server therefore compresses merged
 contributions, and all make the same step with the decoded ones, workers on their copies of weights and momentum. They
 hold the same bits, since each step rounds every number in the same way on every machine. What compression leaves out is
-added to the next merged contribution.
+forgotten: the workers continue from weights without it, and find it again.
 """
 
 from __future__ import annotations
@@ -133,28 +133,16 @@ class CommonWeights:
         Raises:
             InvalidFile: arrays are missing, or of another shape.
         """
-        overwrite(self.optimiser.arrays, optimiser)
+        for name, array in self.optimiser.arrays.items():
+            saved = optimiser.get(name)
+            if saved is None or saved.shape != array.shape or saved.dtype != array.dtype:
+                raise InvalidFile(f"the snapshot has no {name} of the optimizer with {array.size} numbers")
+            np.copyto(array, saved)
         self.version = version
 
 
-def overwrite(arrays: Mapping[str, Floats], saved: Mapping[str, Floats]) -> None:
-    """Set `arrays` to the saved ones of the same names.
-
-    Raises:
-        InvalidFile: arrays are missing, or of another shape.
-    """
-    for name, array in arrays.items():
-        one = saved.get(name)
-        if one is None or one.shape != array.shape or one.dtype != array.dtype:
-            raise InvalidFile(f"the snapshot has no {name} of the optimizer with {array.size} numbers")
-        np.copyto(array, one)
-
-
 class Pull(msgspec.Struct, frozen=True):
-    """Bytes for a worker: the weights, their difference to those of version `base` (None: to zeros), or what followed.
-
-    `Answer.contents` describes them.
-    """
+    """Bytes for a worker, and what they are to those of version `base`; see `Answer.contents`."""
 
     kind: Contents
     image: memoryview
@@ -182,8 +170,8 @@ _ZEROS = -1
 """Version number of zeros."""
 
 
-_MOST = 1e36
-"""Bound on the numbers that are compressed: the sum of those that share a magnitude has to be a float32."""
+_LARGEST = 1e36
+"""Largest number that is compressed: the sum of those that share a magnitude has to be a float32."""
 
 
 class MergedChanges:
@@ -196,17 +184,12 @@ class MergedChanges:
 
     def __init__(self, layout: StateLayout, compressor: Compressor) -> None:
         self._compressor, self._limit = compressor, layout.num_bytes
-        self._owed, self._decoded = Flat(layout), Flat(layout)
+        self._decoded = Flat(layout)
         self._images: deque[Bytes] = deque()
         self._version = 0
 
-    @property
-    def arrays(self) -> Mapping[str, Floats]:
-        """What compression has left out so far, by name, to save or to overwrite."""
-        return {f"owed.{array.dtype.name}": array for array in self._owed.parameters}
-
     def compressed(self, version: int, change: Flat) -> Flat:
-        """Return `change` as workers will decode it; as it is if the code cannot hold it.
+        """Return `change` as workers will decode it, or `change` itself if it has too large numbers.
 
         Args:
             version: version of the weights that it changes.
@@ -215,11 +198,11 @@ class MergedChanges:
         if version != self._version:
             self._images.clear()
         self._version = version + 1
-        if _largest(change.parameters) + _largest(self._owed.parameters) > _MOST:
+        if _largest(change.parameters) > _LARGEST:
             self._images.clear()  # all workers receive the weights
             return change
         image = np.empty(self._compressor.num_bytes, np.uint8)
-        self._compressor.pack(change, self._owed, image)
+        self._compressor.pack_once(change, image)
         self._compressor.unpack(image, self._decoded)
         self._images.append(image)
         if len(self._images) * len(image) > self._limit:
@@ -227,7 +210,7 @@ class MergedChanges:
         return self._decoded
 
     def since(self, version: int) -> Bytes | None:
-        """Return those that follow `version` of the weights, one after the other; None if some are gone."""
+        """Return the changes that follow `version` of the weights, one after the other; None if some are gone."""
         num_missed = self._version - version
         if not 0 <= num_missed <= len(self._images):
             return None
@@ -236,6 +219,7 @@ class MergedChanges:
 
 
 def _largest(arrays: Iterable[Floats]) -> float:
+    """Return the largest distance of a number from zero."""
     return max((max(float(array.max()), -float(array.min())) for array in arrays if array.size), default=0.0)
 
 
@@ -264,11 +248,6 @@ class Broadcast:
         if self._merged is not None:
             change = self._merged.compressed(self._common.version, change)
         self._common.update(change, unused)
-
-    @property
-    def arrays(self) -> Mapping[str, Floats]:
-        """Arrays that compression has to remember, by name, to save or to overwrite."""
-        return {} if self._merged is None else self._merged.arrays
 
     def pull(self, worker: str, *, is_slow_link: bool = False) -> Pull:
         """Return the bytes for `worker`, which has received everything since it was last forgotten.

@@ -49,14 +49,14 @@ def page_beside(folder: Path, port: int | None) -> Iterator[None]:
     assert page.stdin is not None
     assert page.stdout is not None
     try:
-        with suppress(BrokenPipeError):  # it has ended; what it wrote tells why
+        with suppress(OSError):  # it has ended; what it wrote tells why
             page.stdin.write(f"{token}\n".encode())
             page.stdin.flush()
         _print_address(sys.stderr, address_of(_listening_port(page.stdout.readline()), token))
         yield
     finally:
         page.stdout.close()
-        with suppress(BrokenPipeError):
+        with suppress(OSError):
             page.stdin.close()
         try:
             page.wait(_END_TIMEOUT_S)

@@ -49,12 +49,14 @@ WAYS = {_ALONE: "measured", _EQUAL: "equal", _EVENER: "measured"}
 _TURN_SECONDS, _SETTLING_SECONDS = 2.5, 0.9
 """Length of a turn, and of its beginning, which does not count: slowed nodes make up for the time in which they were
 stopped."""
+_MORE_SECONDS = 60.0
+"""Seconds by which a turn is longer in which no step counts, because steps are long."""
 _START_SECONDS = 120.0
 _PATIENCE = 600.0
-"""In seconds; a run is stopped while the others start."""
+"""Patience of the runs in seconds, which are stopped while others start."""
 _POLL_SECONDS = 0.02
 _MAX_OTHERS = 0.15
-"""Cores that other programs may use without a word."""
+"""Number of cores that other programs may use before the result mentions them."""
 _MAX_RANGE = 0.25
 """Range of the rounds, relative to their median, from which on there is no result."""
 
@@ -96,7 +98,7 @@ class _Result:
 
 
 class _Turn(NamedTuple):
-    """A turn: samples per second, as a fraction of the ideal as well; None for a single node."""
+    """Samples per second in a turn, and these as a fraction of the ideal; None for a single node."""
 
     speed: float
     of_ideal: float | None
@@ -151,28 +153,31 @@ class _Run:
         self._send(signal.SIGSTOP)
 
     def turn(self) -> _Turn | None:
-        """Let it train for a turn; return None if it has ended, or made no step."""
+        """Let it train for a turn; return None if it has ended, or made no step in a minute."""
         if self.is_over:
             return None
-        begin, until = time.time(), time.monotonic() + _TURN_SECONDS
-        self._send(signal.SIGCONT)
-        while time.monotonic() < until and not self.is_over:
-            time.sleep(_POLL_SECONDS)
-        self._send(signal.SIGSTOP)
+        begin, end = time.time(), time.monotonic() + _TURN_SECONDS
         counted, before = list[Step](), 0.0
-        for written, steps in self._steps():
-            if before > begin + _SETTLING_SECONDS:  # so that all steps of this line began after it
-                counted += steps
-            before = written
+        self._send(signal.SIGCONT)
+        while not self.is_over and (time.monotonic() < end or (not counted and time.monotonic() < end + _MORE_SECONDS)):
+            time.sleep(_POLL_SECONDS)
+            for written, steps in self._steps():
+                if before > begin + _SETTLING_SECONDS:  # so that all steps of this line began after it
+                    counted += steps
+                before = written
+        self._send(signal.SIGSTOP)
         if not counted or self.is_over or self._plan is None:
             return None
         names = [one.node for one in self._plan.assignments]
         of_ideal = fraction_of_ideal([Entry.of(step, names) for step in counted], self._plan)
         return _Turn(sum(step.samples for step in counted) / sum(step.seconds for step in counted), of_ideal)
 
-    def finish(self) -> None:
-        """Let it train to its end. Raises as `is_over`."""
+    def proceed(self) -> None:
+        """Let it train to its end."""
         self._send(signal.SIGCONT)
+
+    def finish(self) -> None:
+        """Wait for its end. Raises as `is_over`."""
         self._process.wait()
         assert self.is_over
 
@@ -190,6 +195,8 @@ class _Run:
 
     def _send(self, number: int) -> None:
         """Send a signal to the command and to all processes that it has started."""
+        if self._process.poll() is not None:  # its number may be another process's by now
+            return
         with suppress(psutil.NoSuchProcess):
             command = psutil.Process(self._process.pid)
             for process in (*command.children(recursive=True), command):
@@ -222,6 +229,8 @@ def _measure(config: DemoConfig, nodes: Sequence[NodeSpec], console: Console, ou
             alone.append(last.speed)
         elif alone:
             alone.append(alone[-1])
+        for run in result.runs.values():
+            run.proceed()
         for run in result.runs.values():
             run.finish()
     return result

@@ -93,6 +93,12 @@ _CONFLICTS = (
         lambda c, _: c.compress == "top-k" and c.agreement not in _SEND_CHANGES,
         "{option} top-k goes with agreements that exchange changes of weights: average, federated and diloco",
     ),
+    Conflict(
+        ("robust",),
+        lambda c, _: c.robust in ("trimmed", "median", "krum") and (c.compress == "top-k" or c.skip_late),
+        "{option} trimmed, median and krum need all numbers of all nodes of a round: leave --compress top-k and "
+        "--skip-late out",
+    ),
     Conflict(("system",), lambda c, _: c.agreement is None, "{option} belongs to --agreement"),
     Conflict(
         MASTER_OPTIONS,

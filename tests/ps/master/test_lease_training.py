@@ -105,6 +105,47 @@ def test_samples_of_late_nodes_count_in_their_own_epoch() -> None:
     assert [end.epoch for end in stage.run.validation.due] == [0]
 
 
+def test_late_update_after_all_rounds_counts_by_its_part_of_its_own() -> None:
+    stage = Stage(replace(average(batch=10), skips_late=True), epochs=1)  # one round
+    stage.now = 1.0
+    stage.push("a", 1.0)
+    stage.now = 2.1
+    stage.run.tick(lambda _: False)
+    np.testing.assert_allclose(stage.run.server.weights.floats[0], -1.0)
+    stage.push("b", 3.0)
+    np.testing.assert_allclose(stage.run.server.weights.floats[0], -1.0 - 0.5 * 3.0)
+    assert stage.run.server.is_over
+    assert stage.run.used == {}
+
+
+def test_epochs_of_the_record_do_not_go_back_with_a_late_update() -> None:
+    stage = Stage(skipping(), epochs=3)
+    for _ in range(5):
+        stage.now += 1.0
+        stage.push("a")
+        stage.now += 2.1
+        stage.run.tick(lambda _: False)
+        stage.deliver()
+    assert stage.run.journal.history.epoch == 1
+    stage.push("b")
+    stage.push("a")
+    assert stage.run.journal.history.epoch >= 1
+
+
+def test_late_node_that_hangs_is_found_although_others_are_never_idle() -> None:
+    stage = Stage(skipping(), epochs=50)
+    named: list[str] = []
+    for _ in range(60):
+        stage.now += 1.0
+        if stage.leases["a"]:
+            stage.push("a")
+        stage.run.tick(lambda _: False)
+        stage.deliver()
+        named += [node.name for what, node in stage.run.observations if what == "late"]
+        stage.run.observations.clear()
+    assert set(named) == {"b"}
+
+
 @pytest.mark.parametrize("agreement", [skipping(), average(batch=1, local_steps=5)])
 def test_node_that_is_lost_after_it_was_late_is_replaced(agreement: AgreementSettings) -> None:
     stage = Stage(agreement, epochs=1)

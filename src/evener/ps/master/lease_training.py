@@ -240,7 +240,10 @@ class LeaseTraining:
         moving = {node for node in busy if node.peer is not None and is_delivering(node.peer)}
         for node in moving:
             self.progress(node)
-        if 0 < len(busy) < len(self.server.members) and not self.server.is_over:
+        late = self.server.late
+        if (0 < len(busy) < len(self.server.members) or late) and not self.server.is_over:
+            if len(busy) == len(self.server.members):  # others are never idle where late nodes are not awaited
+                busy = {node: seconds for node, seconds in busy.items() if node.name in late}
             for node in stragglers(busy, patience, now):
                 self.server.worker(node.name).speed.was_late()
                 self.observations.append(("late", node))

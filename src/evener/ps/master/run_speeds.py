@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from math import isfinite
 from statistics import median
 from typing import NamedTuple
 
@@ -80,7 +81,7 @@ class RunSpeeds:
             one.speed.bound_claim(usual)
 
     def late(self, now: float) -> list[str]:
-        """Return the nodes without which the open round should close.
+        """Return the late nodes, if the open round should close without them.
 
         While a node with a share m of the samples is awaited for t seconds, the others do not do the work of (1 - m) t
         seconds. Its own work, m T in a round that took T seconds so far, is not lost, but enters a later round. So it
@@ -97,6 +98,8 @@ class RunSpeeds:
             return []
         begun = min(at for at in sent if at is not None)
         seconds = max(workers[name].begun for name in one.contributions) - begun
+        if not isfinite(seconds):  # those that contributed have left since
+            return []
         grace = max(missing / (1 - missing), _LEAST_GRACE) * seconds
         return sorted(one.missing) if now - begun > seconds + grace else []
 

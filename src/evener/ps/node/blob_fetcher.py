@@ -195,7 +195,7 @@ class BlobFetcher:
         return writer.root if writer is not None and writer.is_early else self.path_of(digest)
 
     def close(self) -> None:
-        """Forget incomplete blobs, and serve no more; a process that still waits for a file gets an error."""
+        """Fetch and serve no more; a process that still waits for a file gets an error."""
         self._is_closed.set()
         with self._lock:
             self._wanted = []

@@ -57,7 +57,7 @@ class EarlyFiles(FileRange):
 
 
 class StoredBlob:
-    """A blob whose files are here, and whose head comes: with it, other nodes can be served. Close it.
+    """A blob whose files are here. With its head, which comes from the master, other nodes can be served. Close it.
 
     Args:
         digest: name of the blob.
@@ -114,7 +114,7 @@ class StoredBlob:
         return self.root
 
     def close(self) -> None:
-        """Remove an incomplete blob."""
+        """Remove a draft, if there is one."""
 
 
 class BlobWriter(StoredBlob):
@@ -163,8 +163,8 @@ class BlobWriter(StoredBlob):
             for piece in sorted(self.missing - missing):
                 with suppress(InvalidFile, MissingFile):
                     self.add(piece, earlier.read(piece * self.head.piece_bytes, self.head.piece_bytes))
-        except (OSError, msgspec.DecodeError):
-            pass  # there are none, or there is no room for both
+        except (OSError, msgspec.DecodeError):  # there are none, or there is no room for both
+            self._can_write = True  # when the earlier ones are gone
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -207,11 +207,17 @@ class BlobWriter(StoredBlob):
     def close(self) -> None:
         """Keep the pieces of an incomplete blob for a later run, unless its files could not be written."""
         if self.missing and self._can_write and len(self.missing) < self.head.num_pieces:
-            folder = Path(tempfile.mkdtemp(dir=self._place.parent, prefix=self._draft.name))
             with suppress(OSError):  # another process has left its pieces, or there is no room
-                (folder / _MISSING).write_bytes(msgspec.msgpack.encode(self.missing))
-                self._draft.rename(folder / _FILES)
-                folder.rename(self._part)
-            shutil.rmtree(folder, ignore_errors=True)
+                self._keep(self.missing)
         shutil.rmtree(self._draft, ignore_errors=True)
         complete_folder(self._draft)
+
+    def _keep(self, missing: set[int]) -> None:
+        """Move the draft to where a later run looks for it. Raises OSError."""
+        folder = Path(tempfile.mkdtemp(dir=self._place.parent, prefix=self._draft.name))
+        try:
+            (folder / _MISSING).write_bytes(msgspec.msgpack.encode(missing))
+            self._draft.rename(folder / _FILES)
+            folder.rename(self._part)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -9,9 +9,11 @@ on which it listens, or why it cannot.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -56,7 +58,11 @@ def _answer(port_or_reason: int | str) -> None:
 
 def _be_nice() -> None:
     """Let training come first."""
-    psutil.Process().nice(getattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", 10))
+    if hasattr(os, "nice"):
+        os.nice(10)
+    else:  # Windows
+        with suppress(psutil.Error):
+            psutil.Process().nice(getattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", 0))
 
 
 main()
