@@ -47,9 +47,6 @@ from evener.training.sync_check import sync_check
 
 E = TypeVar("E", bound=RunEvent)
 _LOOK_SECONDS = 0.2
-_SPARSE_DILOCO = {"learning_rate": 1.0, "momentum": 0.0}
-"""The outer step of DiLoCo with `top-k` (Sarfi et al., 2025): a change may wait for many rounds, and momentum would let
-weights go too far."""
 
 
 def train_by_agreement(config: RunConfig, *, as_json: bool) -> None:
@@ -317,8 +314,6 @@ def agreement_of(
         "learning_rate": config.outer_lr,
         "momentum": config.outer_momentum,
     }
-    if config.compress == "top-k" and config.agreement == "diloco":  # as published: late changes need no momentum
-        knobs |= {name: default for name, default in _SPARSE_DILOCO.items() if knobs[name] is None}
     options = {name: value for name, value in knobs.items() if value is not None}
     agreement = AGREEMENT_SETTINGS[config.agreement](batch=batch, **options)
     compression = config.compress or "none"
