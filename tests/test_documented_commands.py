@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from evener.cli.app import app_of
 from evener.cli.fields import with_default_port
 from evener.commands import dashboard as page
+from evener.commands import demo
 from evener.commands import doctor as doctor_command
 from evener.commands import join as ps_node
 from evener.commands import plan as plan_command
@@ -55,7 +56,7 @@ def test_documented_options_of_every_command_are_accepted(
         asked.append(config)
 
     for module, name in [
-        (calling, "train_command"), *((commands, name) for name in ("benchmark", "trace", "demo")),
+        (calling, "train_command"), *((commands, name) for name in ("benchmark", "trace")), (demo, "demo"),
         *((ps_master, name) for name in ("up", "nodes", "stop", "down")),
         (script, "run_program"), (plan_command, "plan"),
         *((experiment, "run") for experiment in (abci, gpipe, nfnn, scattered, strategies)),

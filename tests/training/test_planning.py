@@ -151,7 +151,8 @@ def test_bytes_of_clipped_norms_are_predicted(tmp_path: Path, strategy: str) -> 
     for name, clipped in (("plain", ""), ("clipped", ", clip_norm=0.5")):
         (tmp_path / f"{name}.py").write_text(CLIPPED.format(clipped=clipped))
         folder, task = tmp_path / name, str(tmp_path / f"{name}.py")
-        perform(RunConfig(task=task, strategy=strategy, local_nodes="1,1", output=folder), quiet=True)
+        config = RunConfig(task=task, strategy=strategy, shares="equal", local_nodes="1,1", output=folder)
+        perform(config, quiet=True)
         record = read_noun(folder / "record.json", TrainRecord)
         assert record.plan.prediction is not None
         sent.append(max(node.sent_bytes for node in record.steps[1].nodes))

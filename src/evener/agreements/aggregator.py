@@ -119,14 +119,9 @@ class Aggregator:
             self.workers[name] = WorkerRecord(name, speed, totals)
         self.assigner.use_measurements(self.workers.values())
 
-    @property
-    def has_all_updates(self) -> bool:
-        """Whether as many updates were made as the workload has."""
-        return self.workload.num_updates is not None and self.common.version >= self.workload.num_updates
-
     def is_over(self) -> bool:
         """Return whether enough updates were made, or all samples used and every lease answered."""
-        if self.has_all_updates:
+        if self.workload.num_updates is not None and self.common.version >= self.workload.num_updates:
             return True
         for member in self.members:
             if member.leases:
@@ -251,7 +246,7 @@ class Aggregator:
         is_gradient = self.agreement.contribution == "gradient"
         unused = frozenset.intersection(*(one.unused for one in contributions)) if is_gradient else frozenset()
         self.broadcast.update(contributions[0].page.flat if len(contributions) == 1 else self._merged, unused)
-        epoch, num_samples, known = self._epoch, 0, 0
+        epoch, num_samples, known = self._epoch if self.agreement.skips_late else 0, 0, 0
         loss = 0.0
         for one in contributions:
             totals, n = one.worker.totals, one.num_samples

@@ -119,7 +119,7 @@ class Update(Part, frozen=True, kw_only=True):
 
     Attributes:
         version: version of the weights after it.
-        epoch: latest epoch of its samples, and of those of earlier updates.
+        epoch: latest epoch of its samples; where rounds skip late workers, of those of earlier updates as well.
         num_samples: samples that it learned from.
         loss: mean over them, of contributions with a loss; None if there are none.
         staleness: updates between the weights that a worker computed with and those that it changed, by worker.

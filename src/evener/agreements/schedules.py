@@ -36,7 +36,7 @@ class Round:
         judged: refused contributions, by worker.
         arrived: received bytes of each contribution, by worker.
         merging: mean of all contributions, begun while they arrive.
-        num_samples: samples of all leases that it began with.
+        num_samples: samples of all leases before the first worker was late; 0 if none is.
     """
 
     leases: dict[str, Lease]
@@ -78,6 +78,7 @@ class Synchronous:
         one = self.open_round
         if one is None or worker.name not in one.missing:
             return ServerOutput()
+        one.num_samples = one.num_samples or sum(lease.num_samples for lease in one.leases.values())
         self._late[worker.name] = one.leases[worker.name], one.num_samples
         one.leave_out(worker.name)
         return self._settle()
@@ -101,8 +102,9 @@ class Synchronous:
     def contribute(self, contribution: Received) -> ServerOutput:
         """Add a contribution to its round, a late one to the oldest that is open."""
         name = contribution.worker.name
-        if self._is_late(name, contribution.lease):
-            if self._aggregator.has_all_updates:
+        if self._late and self._is_late(name, contribution.lease):
+            most = self._aggregator.workload.num_updates
+            if most is not None and self._aggregator.common.version >= most:
                 return self.refuse(contribution.worker, contribution.lease, "the run is complete")
             self._late_round = max(self._late_round, self._late.pop(name)[1])
             self._from_late.append(contribution)
@@ -202,7 +204,7 @@ class Synchronous:
     def _on_time(self) -> list[WorkerRecord]:
         """Return the workers of a new round: all without a late contribution that is awaited or not yet merged."""
         late = {*self._late, *(one.worker.name for one in self._from_late)}
-        return [one for one in self._aggregator.staying if one.name not in late] if late else self._aggregator.staying
+        return [one for one in self._aggregator.staying if one.name not in late]
 
     def _open_rounds(self) -> dict[str, list[Lease]]:
         """Open as many rounds as may be open; return the new leases by worker, the oldest first."""
@@ -213,12 +215,11 @@ class Synchronous:
             and len(server.staying) >= max(1, server.quorum)
             and server.may_update(len(self._rounds))
         ):
-            workers = self._on_time()
+            workers = self._on_time() if self._late or self._from_late else server.staying
             leases = server.assigner.divide(server.common.version, workers) if workers else {}
             if not leases:
                 break
-            total = sum(lease.num_samples for lease in leases.values())
-            self._rounds.append(Round(leases, set(leases), num_samples=total))
+            self._rounds.append(Round(leases, set(leases)))
             for name, lease in leases.items():
                 new_leases.setdefault(name, []).append(lease)
         return new_leases

@@ -64,6 +64,8 @@ _MAX_RANGE = 0.25
 def demo(config: DemoConfig, *, as_json: bool) -> dict[str, TrainRecord]:
     """`evener demo`: train on the best node alone, with equal shares, and with Evener's; return the records."""
     require_posix("evener demo")
+    import torch  # noqa: F401  # if it is missing, the command says how to install it
+
     require_matplotlib()
     require(config.epochs is None or config.epochs > 0, "--epochs", config.epochs, "positive")
     nodes = parse_local_nodes(config.local_nodes)

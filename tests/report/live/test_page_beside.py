@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import random
 import re
 import signal
@@ -188,8 +189,13 @@ def test_page_is_shown_beside_a_run_without_posix(folder: Path, tmp_path: Path) 
         f"with page_beside(Path({str(folder)!r}), 0):\n"
         "    sys.stdin.read()\n"
     )
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     with subprocess.Popen(
-        [sys.executable, str(page)], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, str(page)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
     ) as process:
         assert process.stdin is not None
         assert process.stderr is not None

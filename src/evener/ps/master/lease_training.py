@@ -240,7 +240,7 @@ class LeaseTraining:
         moving = {node for node in busy if node.peer is not None and is_delivering(node.peer)}
         for node in moving:
             self.progress(node)
-        late = self.server.late
+        late = self.server.late if self.job.agreement.skips_late else frozenset()
         if (0 < len(busy) < len(self.server.members) or late) and not self.server.is_over:
             if len(busy) == len(self.server.members):  # others are never idle where late nodes are not awaited
                 busy = {node: seconds for node, seconds in busy.items() if node.name in late}
@@ -312,11 +312,12 @@ class LeaseTraining:
                 self._refused(judgement)
         for update in output.updates:  # each has one contribution per worker, in order
             self.journal.updated(update, dict([works.popleft() for _ in update.staleness]))
-            if self.job.workload.parts:
+            if not self.job.agreement.skips_late:
                 self._use_up(update.epoch, update.num_samples)
-        for judgement in output.judgements:  # of several epochs, if some are late
-            if judgement.verdict == "applied" and judgement.lease is not None and not self.job.workload.parts:
-                self._use_up(judgement.lease.samples.epoch, judgement.num_samples)
+        if self.job.agreement.skips_late:  # an update may have samples of several epochs
+            for judgement in output.judgements:
+                if judgement.verdict == "applied" and judgement.lease is not None:
+                    self._use_up(judgement.lease.samples.epoch, judgement.num_samples)
         for reply in output.replies:
             answer, image, node = reply.answer, reply.image, self._nodes.by_name[reply.worker]
             if answer.lease is not None:
