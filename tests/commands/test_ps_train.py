@@ -70,7 +70,7 @@ SLOW = [
     {"agreement": "average", "local_steps": "4"},
     {"agreement": "diloco", "local_steps": "2"},
     {"agreement": "sync", "compress": "bf16"},
-    {"agreement": "average", "compress": "top-k", "local_steps": "2"},
+    {"agreement": "diloco", "compress": "top-k", "local_steps": "4"},
     {"agreement": "average", "skip_late": True, "local_steps": "4"},
 ]
 
