@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -95,6 +97,20 @@ def test_run_that_makes_no_step_ends_the_demo(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(TrainingFailed):
         demo.demo(DemoConfig(output=tmp_path / "demo"), as_json=True)
     assert children() == before
+
+
+@pytest.mark.slow
+def test_killed_demo_leaves_no_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "evener", "demo", "--output", str(tmp_path / "demo")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while "equal shares" not in process.stdout.readline():  # the first run is stopped
+            assert process.poll() is None
+        time.sleep(1)
+        runs = psutil.Process(process.pid).children(recursive=True)
+        assert any(one.status() == psutil.STATUS_STOPPED for one in runs)
+        process.kill()
+    assert psutil.wait_procs(runs, timeout=20)[1] == []
 
 
 @pytest.mark.slow

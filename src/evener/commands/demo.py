@@ -55,6 +55,13 @@ _START_SECONDS = 120.0
 _PATIENCE = 600.0
 """Patience of the runs in seconds, which are stopped while others start."""
 _POLL_SECONDS = 0.02
+_PROGRAM = """
+import runpy
+from evener.system.process_exit import kill_with_parent
+kill_with_parent()
+runpy.run_module("evener", run_name="__main__", alter_sys=True)
+"""
+"""`python -m evener`, which the kernel kills when the demo has ended, even while it is stopped."""
 _MAX_OTHERS = 0.15
 """Number of cores that other programs may use before the result mentions them."""
 _MAX_RANGE = 0.25
@@ -122,7 +129,7 @@ class _Run:
         self._plan: Plan | None = None
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "evener", "train", *arguments],
+                [sys.executable, "-c", _PROGRAM, "train", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -196,12 +203,18 @@ class _Run:
             yield moment.time, [event for event in moment.events if isinstance(event, Step)]
 
     def _send(self, number: int) -> None:
-        """Send a signal to the command and to all processes that it has started."""
+        """Send a signal to all processes that train, SIGKILL to all.
+
+        The command and its fork server are not stopped: they end when this process is killed, and the others with them.
+        """
         if self._process.poll() is not None:  # its number may be another process's by now
             return
         with suppress(psutil.NoSuchProcess):
             command = psutil.Process(self._process.pid)
-            for process in (*command.children(recursive=True), command):
+            processes = [one for child in command.children() for one in child.children(recursive=True)]
+            if number == signal.SIGKILL:
+                processes = [*command.children(recursive=True), command]
+            for process in processes:
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(number)
 
