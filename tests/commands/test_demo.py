@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -21,6 +20,7 @@ from evener.commands.demo import WAYS, verdict
 from evener.config.options import DemoConfig
 from evener.records.errors import InvalidInput, TrainingFailed
 from evener.report.bars import comparison_figure
+from support.command_cluster import wait_until
 from support.fake_runs import fake_run
 
 ALONE = [1000.0, 1020.0, 980.0, 1000.0]
@@ -99,6 +99,12 @@ def test_run_that_makes_no_step_ends_the_demo(tmp_path: Path, monkeypatch: pytes
     assert children() == before
 
 
+def stopped_and_others(pid: int) -> list[psutil.Process]:
+    """All descendants of a process if one of them is stopped."""
+    runs = psutil.Process(pid).children(recursive=True)
+    return runs if any(one.status() == psutil.STATUS_STOPPED for one in runs) else []
+
+
 @pytest.mark.slow
 def test_killed_demo_leaves_no_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "evener", "demo", "--output", str(tmp_path / "demo")]
@@ -106,9 +112,7 @@ def test_killed_demo_leaves_no_process(tmp_path: Path) -> None:
         assert process.stdout is not None
         while "equal shares" not in process.stdout.readline():  # the first run is stopped
             assert process.poll() is None
-        time.sleep(1)
-        runs = psutil.Process(process.pid).children(recursive=True)
-        assert any(one.status() == psutil.STATUS_STOPPED for one in runs)
+        runs = wait_until(lambda: stopped_and_others(process.pid), "that a run is stopped")
         process.kill()
     assert psutil.wait_procs(runs, timeout=20)[1] == []
 

@@ -10,6 +10,7 @@ the ideal is that of the same turn (`records.history.fraction_of_ideal`).
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -28,24 +29,25 @@ from rich.console import Console
 
 from evener.config.options import DemoConfig
 from evener.launch.nodes import NodeSpec, parse_local_nodes
-from evener.records.errors import InvalidInput, TrainingFailed, require
+from evener.records.errors import InvalidInput, MissingExtra, TrainingFailed, require
 from evener.records.event_tail import EVENTS_FILE, EventTail
 from evener.records.history import Entry, fraction_of_ideal
 from evener.records.plan import Plan
 from evener.records.record import RECORD, Step, TrainRecord
 from evener.records.schema import read_noun
+from evener.records.version import pip_install
 from evener.report.bars import comparison_figure
 from evener.report.canvas import require_matplotlib, save_png
 from evener.report.html import write_page
 from evener.report.tables import comparison_table, summary
 from evener.report.text import human_count, percent
-from evener.system.host import require_posix
+from evener.system.host import require_posix, version_of
 from evener.system.signals import interrupt_on_stop_signals
 from evener.training.console import locked_folder, open_console, print_line
 
 _ALONE, _EQUAL, _EVENER = "best node alone", "equal shares", "evener"
 WAYS = {_ALONE: "measured", _EQUAL: "equal", _EVENER: "measured"}
-"""What is compared, and its `--shares`."""
+"""Ways that are compared, each with its `--shares`."""
 _TURN_SECONDS, _SETTLING_SECONDS = 2.5, 0.9
 """Length of a turn, and of its beginning, which does not count: slowed nodes make up for the time in which they were
 stopped."""
@@ -56,12 +58,13 @@ _PATIENCE = 600.0
 """Patience of the runs in seconds, which are stopped while others start."""
 _POLL_SECONDS = 0.02
 _PROGRAM = """
-import runpy
+import os, runpy, sys
 from evener.system.process_exit import kill_with_parent
 kill_with_parent()
-runpy.run_module("evener", run_name="__main__", alter_sys=True)
+if os.getppid() == int(sys.argv.pop(1)):  # the demo is still there
+    runpy.run_module("evener", run_name="__main__", alter_sys=True)
 """
-"""`python -m evener`, which the kernel kills when the demo has ended, even while it is stopped."""
+"""`python -m evener` after the demo's process number: the kernel kills it when the demo has ended, even if stopped."""
 _MAX_OTHERS = 0.15
 """Number of cores that other programs may use before the result mentions them."""
 _MAX_RANGE = 0.25
@@ -71,8 +74,8 @@ _MAX_RANGE = 0.25
 def demo(config: DemoConfig, *, as_json: bool) -> dict[str, TrainRecord]:
     """`evener demo`: train on the best node alone, with equal shares, and with Evener's; return the records."""
     require_posix("evener demo")
-    import torch  # noqa: F401  # if it is missing, the command says how to install it
-
+    if not version_of("torch"):  # which the runs load, not this process
+        raise MissingExtra(f"this needs PyTorch, which is not installed: {pip_install('torch')}")
     require_matplotlib()
     require(config.epochs is None or config.epochs > 0, "--epochs", config.epochs, "positive")
     nodes = parse_local_nodes(config.local_nodes)
@@ -90,7 +93,7 @@ def demo(config: DemoConfig, *, as_json: bool) -> dict[str, TrainRecord]:
 
 @dataclass
 class _Result:
-    """What was measured.
+    """Speeds of all ways in all rounds.
 
     Attributes:
         runs: runs by name.
@@ -129,7 +132,7 @@ class _Run:
         self._plan: Plan | None = None
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, "train", *arguments],
+                [sys.executable, "-c", _PROGRAM, str(os.getpid()), "train", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
