@@ -36,7 +36,7 @@ AGREEMENTS = {
     "overlapped": sparse(average(batch=8, local_steps=2), is_overlapped=True),
 }
 HIDDEN = 1000
-"""Hidden units of a model of 10 000 parameters, of which 192 are sent."""
+"""Hidden units of a model of 10 000 parameters; a contribution holds 192 of them."""
 
 
 def server_of(problem: Problem, agreement: AgreementSettings, epochs: int = 12, quorum: int = 3) -> ParameterServer:

@@ -112,3 +112,23 @@ def test_run_completes_despite_five_kills_of_the_master(
     assert Counter(event.kind for event in record.events)["master restarted"] == 5
     assert is_within_noise(loss, calm)
     check_samples(record, epochs)
+
+
+def test_rounds_close_without_a_frozen_node_whose_updates_count_later(tmp_path: Path) -> None:
+    task, epochs, frozen_seconds = write_pausing_task(tmp_path), 12, 4.0
+    with cluster("--patience", "30") as ps:
+        for name in NODES:
+            ps.join(name, "--thin")
+        ps.wait_for_nodes()
+        typed = ("--agreement", "average", "--local-steps", "4", "--skip-late", "--option", "pause=0.1")
+        training = ps.start_training(task, *typed, "--epochs", str(epochs), "--output", "late")
+        wait_until(lambda: ps.version() > 0, "that work begins")
+        ps.nodes["two"].send_signal(signal.SIGSTOP)
+        time.sleep(frozen_seconds)
+        ps.nodes["two"].send_signal(signal.SIGCONT)
+        assert training.wait() == 0, ps.said("train.out")
+        record = read_noun(ps.folder / "late" / "record.json", TrainRecord)
+    skipped = [event.nodes for event in record.events if event.kind == "skipped"]
+    assert ("two",) in skipped
+    assert max(step.seconds for step in record.steps) < frozen_seconds / 2
+    check_samples(record, epochs)
