@@ -30,7 +30,7 @@ Bytes = NDArray[np.uint8]
 ROW = 256
 """Numbers that share a scale."""
 CHUNK, _KEPT = 4096, 64
-"""Numbers of which some are sent, and how many."""
+"""Numbers of a chunk, and how many of them are sent."""
 
 _MAX_CODE = 127
 _MIN_SCALE = float(np.finfo(np.float32).tiny)

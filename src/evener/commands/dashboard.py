@@ -96,7 +96,7 @@ def address_of(port: int, token: str) -> str:
 def _listening_port(line: bytes) -> int:
     """Return the port that the page's process wrote; raise InvalidInput with the reason that it wrote instead."""
     if not line:
-        raise EvenerError("the process of the live page ended before it listened")
+        raise EvenerError("the process of the live page ended at once: see what it wrote, or leave --dashboard out")
     answer = decode_json(line, int | str)
     if isinstance(answer, str):
         raise InvalidInput(answer)

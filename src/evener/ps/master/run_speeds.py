@@ -15,7 +15,7 @@ from evener.ps.master.nodes import NodeRecord, Nodes
 
 _MAX_FACTOR = 4.0
 """Factor of the others' time for a round, after which a slow link is no longer waited for."""
-_SEND_LESS = "use --compress int8, or --agreement average with more --local-steps, to send less"
+_SEND_LESS = "use --agreement average or diloco with more --local-steps, or --compress, to send less"
 _QUORUM = 0.5
 """Share of a round's samples that has to be there before the round may close without the others."""
 _LEAST_GRACE = 0.25
