@@ -367,9 +367,8 @@ def test_slow_link_is_dropped_with_advice_after_a_long_wait(others: float, limit
     assert [(what, node.name) for what, node in stage.run.observations] == [("late", "b")]
     (event,) = stage.run.journal.history.events
     assert (event.kind, event.nodes) == ("slow link", ("b",))
-    assert re.search(
-        rf"node b took {limit:.0f} s for what others did in {others:.1f} s; use --compress int8", event.message
-    )
+    for part in (f" {limit:.0f} s ", f" {others:.1f} s", "--local-steps", "--compress"):
+        assert part in event.message
 
 
 def test_slow_link_is_compressed_before_its_node_is_dropped() -> None:
