@@ -17,7 +17,7 @@ from evener.agreements.settings import (
     diloco,
     rate_at,
 )
-from evener.records.agreement import AGREEMENTS, AgreementName
+from evener.records.agreement import AGREEMENT_FACTS, AgreementName
 from evener.records.errors import InvalidValue
 
 SGD = Sgd(learning_rate=0.1)
@@ -32,9 +32,9 @@ def test_protocol_names_give_the_published_settings() -> None:
         "federated": AGREEMENT_SETTINGS["federated"](batch=8, fraction=0.5),
         "diloco": AGREEMENT_SETTINGS["diloco"](batch=8),
     }
-    assert made.keys() == AGREEMENT_SETTINGS.keys() == AGREEMENTS.keys() == set(get_args(AgreementName))
+    assert made.keys() == AGREEMENT_SETTINGS.keys() == AGREEMENT_FACTS.keys() == set(get_args(AgreementName))
     assert {name: one.contribution == "gradient" for name, one in made.items()} == {
-        name: facts.sends == "gradients" for name, facts in AGREEMENTS.items()
+        name: facts.sends == "gradients" for name, facts in AGREEMENT_FACTS.items()
     }
     table = {name: (a.local_steps, a.staleness, a.contribution) for name, a in made.items()}
     assert table == {

@@ -30,7 +30,7 @@ def sparse(agreement: AgreementSettings, **changes: object) -> AgreementSettings
     return msgspec.structs.replace(agreement, push="top-k", pull="top-k", **changes)
 
 
-AGREEMENTS = {
+CASES = {
     "average": sparse(average(batch=8, local_steps=2)),
     "diloco": sparse(diloco(batch=8, local_steps=2, learning_rate=0.5, momentum=0.5)),
     "overlapped": sparse(average(batch=8, local_steps=2), is_overlapped=True),
@@ -60,11 +60,11 @@ def length_since(changes: MergedChanges, version: int) -> int:
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", AGREEMENTS)
+@pytest.mark.parametrize("name", CASES)
 def test_workers_hold_the_bits_of_the_server_and_learn(name: str, dtype: str) -> None:
     problem = Problem(dtype=dtype, hidden=HIDDEN)
     engines = {one: NumpyEngine(problem, rate=0.01) for one in "abc"}
-    stepped = run_stepped(server_of(problem, AGREEMENTS[name], epochs=40), AGREEMENTS[name], engines)
+    stepped = run_stepped(server_of(problem, CASES[name], epochs=40), CASES[name], engines)
     assert len(common_of(stepped)) == 1
     assert contents_of(stepped)["weights"] == 3, "whole weights at the beginning only"
     assert contents_of(stepped)["merged"] > 150
@@ -72,9 +72,9 @@ def test_workers_hold_the_bits_of_the_server_and_learn(name: str, dtype: str) ->
     assert losses[1] < 0.1 * losses[0]
 
 
-@pytest.mark.parametrize("name", AGREEMENTS)
+@pytest.mark.parametrize("name", CASES)
 def test_workers_that_come_late_or_come_back_hold_the_bits_of_the_server(name: str) -> None:
-    problem, agreement = Problem(hidden=HIDDEN), AGREEMENTS[name]
+    problem, agreement = Problem(hidden=HIDDEN), CASES[name]
     stepped = SteppedServer(server_of(problem, agreement, quorum=1), agreement)
     for one in "ab":
         stepped.join(one, NumpyEngine(problem))
@@ -111,9 +111,9 @@ def test_workers_that_are_not_drawn_take_all_updates_at_once() -> None:
     assert max(missed) > 1
 
 
-@pytest.mark.parametrize("name", AGREEMENTS)
+@pytest.mark.parametrize("name", CASES)
 def test_workers_of_a_resumed_server_hold_its_bits(name: str, tmp_path: Path) -> None:
-    problem, agreement = Problem(hidden=HIDDEN), AGREEMENTS[name]
+    problem, agreement = Problem(hidden=HIDDEN), CASES[name]
     stepped = SteppedServer(server_of(problem, agreement), agreement)
     for one in "abc":
         stepped.join(one, NumpyEngine(problem))
@@ -202,7 +202,7 @@ def test_changes_are_remembered_while_they_are_shorter_than_the_weights() -> Non
 
 @pytest.mark.parametrize("answer", [{"base": 4}, {"base": 3, "version": 6}, {"base": 3, "version": 2}, {}])
 def test_changes_of_unknown_weights_or_of_another_length_are_rejected(answer: dict[str, int]) -> None:
-    problem, agreement = Problem(), AGREEMENTS["diloco"]
+    problem, agreement = Problem(), CASES["diloco"]
     outer = Optimiser(agreement.outer, problem.layout, ThreadPool(1))
     state = np.concatenate([problem.start.memory, *(array.view(np.uint8) for array in outer.arrays.values())])
     replica = WorkerReplica(NumpyEngine(problem), agreement)
@@ -216,7 +216,7 @@ def test_changes_of_unknown_weights_or_of_another_length_are_rejected(answer: di
 
 def test_weights_without_the_state_of_the_optimizer_are_rejected() -> None:
     problem = Problem()
-    replica = WorkerReplica(NumpyEngine(problem), AGREEMENTS["diloco"])
+    replica = WorkerReplica(NumpyEngine(problem), CASES["diloco"])
     with refused(InvalidValue):
         replica.take(Answer(version=0, contents="weights"), problem.start.memory.data)
 

@@ -97,14 +97,14 @@ def test_contributions_without_a_usable_norm_yield_no_outlier(value: float) -> N
         assert detector.examine([(name, flat(np.full(SIZE, value)), 16) for name in "abc"]) == []
 
 
-AGREEMENTS = {
+CASES = {
     "sync": synchronous(batch=16, outer=Sgd(learning_rate=1.0)),
     "async": asynchronous(batch=4, outer=Sgd(learning_rate=0.25)),
     "diloco": diloco(batch=4, local_steps=1),
 }
 
 
-@pytest.mark.parametrize("agreement", AGREEMENTS.values(), ids=AGREEMENTS)
+@pytest.mark.parametrize("agreement", CASES.values(), ids=CASES)
 def test_server_rejects_opposed_contributions_and_expels_their_node(agreement: AgreementSettings) -> None:
     server = ParameterServer(agreement, Workload(num_samples=16_000, num_updates=40), Flat(LAYOUT), quorum=4)
     for name in "abcd":

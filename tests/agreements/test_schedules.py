@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evener.agreements.settings import AgreementSettings
-from support.server_hall import AGREEMENTS, EPOCHS, SAMPLES, SECONDS, Hall
+from support.server_hall import CASES, EPOCHS, SAMPLES, SECONDS, Hall
 
 ACTIONS = st.lists(
     st.tuples(
@@ -33,21 +33,21 @@ def play(agreement: AgreementSettings, actions: list[tuple[str, str]]) -> Hall:
     return hall
 
 
-@pytest.mark.parametrize("name", AGREEMENTS)
+@pytest.mark.parametrize("name", CASES)
 @given(actions=ACTIONS)
 @settings(max_examples=60, deadline=None)
 def test_every_sample_of_every_epoch_is_used_exactly_once(name: str, actions: list[tuple[str, str]]) -> None:
-    hall = play(AGREEMENTS[name], actions)
+    hall = play(CASES[name], actions)
     assert hall.used() == {(epoch, p): 1 for epoch in range(EPOCHS) for p in range(SAMPLES)}
     assert hall.versions == list(range(1, len(hall.versions) + 1))
     assert np.isfinite(hall.server.weights.parameters[0]).all()
 
 
-@pytest.mark.parametrize("name", AGREEMENTS)
+@pytest.mark.parametrize("name", CASES)
 @given(actions=ACTIONS)
 @settings(max_examples=25, deadline=None)
 def test_totals_add_up(name: str, actions: list[tuple[str, str]]) -> None:
-    hall = play(AGREEMENTS[name], actions)
+    hall = play(CASES[name], actions)
     tallies = [worker.totals for worker in hall.server.workers.values()]
     assert sum(t.num_samples + t.samples_refused for t in tallies) == SAMPLES * EPOCHS
     assert sum(t.applied for t in tallies) == hall.server.weights.counters.sum()

@@ -21,7 +21,7 @@ from evener.agreements.snapshot import load_snapshot, save_snapshot
 from evener.records.errors import InvalidFile, InvalidValue, MissingFile
 from support.numpy_engine import NumpyEngine, Problem
 from support.refusals import refused
-from support.server_hall import AGREEMENTS, EPOCHS, SAMPLES, SECONDS, Hall
+from support.server_hall import CASES, EPOCHS, SAMPLES, SECONDS, Hall
 from support.stepped_server import SteppedServer, run_stepped
 
 AGREEMENT = synchronous(batch=24, outer=Adam(learning_rate=0.05))
@@ -60,9 +60,9 @@ def test_resumed_server_continues_bit_for_bit(tmp_path: Path, steps: int) -> Non
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["master.safetensors"]
 
 
-@pytest.mark.parametrize("name", AGREEMENTS)
+@pytest.mark.parametrize("name", CASES)
 def test_leases_of_a_killed_server_are_reissued_and_answers_are_late(name: str) -> None:
-    hall = Hall(AGREEMENTS[name])
+    hall = Hall(CASES[name])
     for action in [
         ("join", "a"),
         ("join", "b"),
@@ -76,7 +76,7 @@ def test_leases_of_a_killed_server_are_reissued_and_answers_are_late(name: str) 
     used_before = Counter({key: count for key, count in hall.used().items() if count})
     old_leases = {worker: list(leases) for worker, leases in hall.held.items()}
     counters = hall.server.weights.counters.copy()
-    successor = Hall(AGREEMENTS[name])
+    successor = Hall(CASES[name])
     successor.server = ParameterServer.resume(hall.server.snapshot(), first_number=1000)
     assert totals(successor.server) == totals(hall.server)
     for worker in old_leases:
@@ -90,7 +90,7 @@ def test_leases_of_a_killed_server_are_reissued_and_answers_are_late(name: str) 
 
 
 def test_snapshot_holds_the_measured_speeds() -> None:
-    hall = Hall(AGREEMENTS["sync"])
+    hall = Hall(CASES["sync"])
     for action in [("join", "a"), ("join", "c"), ("push", "a"), ("push", "a"), ("push", "c"), ("push", "a")]:
         hall.act(*action)
     seconds = hall.server.snapshot().state.unit_seconds

@@ -24,7 +24,7 @@ from evener.oracle.replay import ExchangeTiming, TraceEvent, replay
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
 from evener.parallel.replicated import ReplicatedModel
-from evener.parallel.sharded import ShardedModel
+from evener.parallel.sharded import DividedModel
 from evener.parallel.shared_statistics import synchronise_norms
 from evener.training.predict import Step, profile_step
 from support.thread_ranks import together
@@ -87,8 +87,8 @@ def test_rank_starts_the_exchanges_of_a_real_step(
 
     def rank(group: Group) -> tuple[dict[str, float], dict[str, float], tuple[TraceEvent, ...]]:
         place, trace = form_process_mesh(group, arrangement), EventTrace(CPU)
-        aloud = ShardedModel(copy.deepcopy(MODEL), place, IMAGES, CRITERION)
-        alone = ShardedModel(copy.deepcopy(MODEL), silent(place, trace), IMAGES, CRITERION)
+        aloud = DividedModel(copy.deepcopy(MODEL), place, IMAGES, CRITERION)
+        alone = DividedModel(copy.deepcopy(MODEL), silent(place, trace), IMAGES, CRITERION)
         step(aloud)
         step(alone)
         return aloud.group.traffic.sent, alone.group.traffic.sent, trace.finish()

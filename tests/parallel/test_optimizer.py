@@ -20,7 +20,7 @@ from evener.parallel.optimizer_probe import scope_of
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import form_process_mesh
-from evener.parallel.sharded import ShardedModel
+from evener.parallel.sharded import DividedModel
 from evener.records.errors import InvalidInput, TrainingFailed
 from support.compare_divided import close
 from support.refusals import refused
@@ -186,10 +186,10 @@ def train(model: ParallelModel, optimizer: ModelOptimizer, rows: slice, batches:
         optimizer.clear_gradients()
 
 
-def divided(group: Group, way: str) -> tuple[ShardedModel, slice]:
+def divided(group: Group, way: str) -> tuple[DividedModel, slice]:
     mesh = form_process_mesh(group, WAYS[way])
     rows = slice(0, 10) if len(WAYS[way].replicas) == 1 else (slice(0, 7), slice(7, 10))[mesh.index]
-    return ShardedModel(NETWORK, mesh, BATCHES[0][rows], CRITERION), rows
+    return DividedModel(NETWORK, mesh, BATCHES[0][rows], CRITERION), rows
 
 
 def staged(group: Group) -> tuple[StagedModel, slice]:

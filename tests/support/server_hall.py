@@ -25,7 +25,7 @@ LAYOUT = StateLayout(
 SGD = Sgd(learning_rate=0.5)
 
 
-AGREEMENTS = {
+CASES = {
     "sync": AgreementSettings(batch=7, outer=SGD),
     "sync, fixed": AgreementSettings(batch=3, outer=SGD, division="fixed"),
     "sync, overlapped": AgreementSettings(batch=7, outer=SGD, contribution="delta", is_overlapped=True),

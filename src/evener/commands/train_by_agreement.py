@@ -33,7 +33,7 @@ from evener.ps.protocol.examination_messages import MAX_CODE_BYTES, TaskQuestion
 from evener.ps.protocol.job import Job
 from evener.ps.protocol.status import NodeStatus
 from evener.ps.protocol.system import System, read_system
-from evener.records.agreement import AGREEMENTS
+from evener.records.agreement import AGREEMENT_FACTS
 from evener.records.errors import InvalidInput, NeedsRanks, NodeLost, UnknownOptimizer
 from evener.records.events import Phase, RunEvent
 from evener.records.plan import Check, Plan
@@ -305,7 +305,7 @@ def agreement_of(
         InvalidInput: the server has no equivalent of the task's optimiser.
     """
     assert config.agreement is not None
-    steps, facts = config.local_steps, AGREEMENTS[config.agreement]
+    steps, facts = config.local_steps, AGREEMENT_FACTS[config.agreement]
     knobs: dict[str, Any] = {
         "outer": outer() if facts.sends == "gradients" else None,
         "staleness": config.staleness,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import fields
 
 from evener.agreements.settings import AGREEMENT_SETTINGS
-from evener.records.agreement import AGREEMENTS
+from evener.records.agreement import AGREEMENT_FACTS
 from evener.records.errors import InvalidInput
 from evener.records.plan import WHOLE_MODEL, is_of_teams, is_pipeline
 
@@ -48,13 +48,13 @@ THIS_MACHINE = ("devices", "memory", "plan", "checkpoint", "resume", "stationary
 """Options that runs on the nodes of a master do not have."""
 _PLANNED = ("strategy", "shares", "replicas", "columns", "members", "micro_batches", "accumulate", "stationary")
 _AGREEMENTS = ", ".join(AGREEMENT_SETTINGS)
-_SEND_CHANGES = [name for name, facts in AGREEMENTS.items() if facts.sends == "changes of weights"]
+_SEND_CHANGES = [name for name, facts in AGREEMENT_FACTS.items() if facts.sends == "changes of weights"]
 
 _CONFLICTS = (
     Conflict(("staleness",), lambda c, _: c.agreement != "bounded", "{option} belongs to --agreement bounded"),
     Conflict(
         ("local_steps", "overlap", "skip_late"),
-        lambda c, _: c.agreement is None or not AGREEMENTS[c.agreement].takes_local_steps,
+        lambda c, _: c.agreement is None or not AGREEMENT_FACTS[c.agreement].takes_local_steps,
         "{option} belongs to --agreement average or diloco",
     ),
     Conflict(("fraction",), lambda c, _: c.agreement != "federated", "{option} belongs to --agreement federated"),

@@ -44,7 +44,7 @@ from evener.parallel.pipeline.sharded_stage import StageTeams
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.replicated import ReplicatedModel
-from evener.parallel.sharded import ShardedModel
+from evener.parallel.sharded import DividedModel
 from evener.parallel.shared_statistics import synchronise_norms
 from evener.records.errors import DoesNotFit, require
 from evener.records.plan import is_of_teams, is_pipeline
@@ -142,7 +142,7 @@ def _parallel_model(
         return ReplicatedModel(synchronise_norms(model, group) if group.size > 1 else model, group, criterion)
     replicas = tuple(Replica(shares=(1.0,) * len(row)) for row in cell.rows)
     arrangement = Arrangement(division=division_of(cell.strategy), replicas=replicas)
-    return ShardedModel(model, form_process_mesh(group, arrangement), inputs, criterion)
+    return DividedModel(model, form_process_mesh(group, arrangement), inputs, criterion)
 
 
 def _teams(cell: StrategyCell) -> StageTeams | None:

@@ -29,7 +29,7 @@ from evener.records.errors import DoesNotFit
 from evener.records.plan import Rejected, Strategy, is_of_teams
 
 _MANY_DEVICES, _VERY_MANY_DEVICES = 32, 128
-_WHOLE_MODEL_STRATEGIES: frozenset[Strategy] = frozenset(("data", "averaging", "server", "asynchronous server"))
+_PRICED_ON_WHOLE_MODELS: frozenset[Strategy] = frozenset(("data", "averaging", "server", "asynchronous server"))
 """Strategies in which every device holds a complete model."""
 ALL_STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 ON_REQUEST_STRATEGIES: frozenset[Strategy] = frozenset(("averaging", "server", "asynchronous server"))
@@ -76,7 +76,7 @@ def search(model: CostModel, strategies: Collection[Strategy] = ALL_STRATEGIES) 
     for strategy in strategies:
         if strategy == "serial":
             continue
-        best, reason = _best_of(model, strategy, orders[strategy in _WHOLE_MODEL_STRATEGIES])
+        best, reason = _best_of(model, strategy, orders[strategy in _PRICED_ON_WHOLE_MODELS])
         if best is not None:
             best_of[strategy] = best
         elif model.size > 1:

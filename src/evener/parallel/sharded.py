@@ -1,6 +1,6 @@
 """All strategies that divide layers: filter, channel, spatial, hybrid and sharded, also combined with data parallelism.
 
-A `ShardedModel` is the `ParallelModel` of these strategies. It holds a `ShardedModule`, one rank's part of a model.
+A `DividedModel` is the `ParallelModel` of these strategies. It holds a `ShardedModule`, one rank's part of a model.
 Outputs, gradients and weights equal those of one process. Every rank of a replica passes in the replica's whole batch,
 gets the whole outputs, and computes the loss of all its samples. Gradients of its weights are complete when
 `backward()` returns.
@@ -271,7 +271,7 @@ def sharded_copy(model: nn.Module, plan: ReplicaPlan, rank: int) -> nn.Module:
     return part
 
 
-class ShardedModel:
+class DividedModel:
     """A model whose layers the ranks of a replica divide. The arguments are those of `ShardedModule`."""
 
     rng_stream = 0

@@ -24,7 +24,7 @@ class AgreementFacts(NamedTuple):
     takes_local_steps: bool = False
 
 
-AGREEMENTS: dict[AgreementName, AgreementFacts] = {
+AGREEMENT_FACTS: dict[AgreementName, AgreementFacts] = {
     "sync": AgreementFacts("gradients", may_compress=False),
     "async": AgreementFacts("gradients", may_compress=True),
     "bounded": AgreementFacts("gradients", may_compress=True),
@@ -36,4 +36,4 @@ AGREEMENTS: dict[AgreementName, AgreementFacts] = {
 
 def agreement_facts(name: str) -> AgreementFacts | None:
     """Return the facts of the agreement in a record; None if it is no agreement of this version."""
-    return next((facts for known, facts in AGREEMENTS.items() if known == name), None)
+    return next((facts for known, facts in AGREEMENT_FACTS.items() if known == name), None)

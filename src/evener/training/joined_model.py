@@ -21,7 +21,7 @@ from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
 from evener.parallel.refusals import refuse_parts_of_batches
 from evener.parallel.replicated import ReplicatedModel, uses_all
-from evener.parallel.sharded import ShardedModel
+from evener.parallel.sharded import DividedModel
 from evener.parallel.shared_statistics import synchronise_norms
 from evener.records.decoding import decode_json
 from evener.records.plan import WHOLE_MODEL, Plan, is_pipeline
@@ -78,9 +78,9 @@ def _join_parts(context: RankContext, plan: Plan, config: RunConfig, is_profiled
     mesh = form_process_mesh(context.group, arrangement_of(plan))
     inputs, _ = context.samples(max(1, plan.replica_samples[mesh.index]))
 
-    def build(mesh: ProcessMesh) -> ShardedModel:
+    def build(mesh: ProcessMesh) -> DividedModel:
         recompute = config.rematerialise == "always"
-        return ShardedModel(context.model, mesh, inputs, _criterion(context), recompute, config.compile)
+        return DividedModel(context.model, mesh, inputs, _criterion(context), recompute, config.compile)
 
     if is_profiled:
         plan = predict(context, plan, lambda silent: build(silent_mesh(mesh, silent)), mesh.group)
