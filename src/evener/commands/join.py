@@ -2,15 +2,19 @@
 devices, and nothing of a master.
 
 this process, main thread    `ps.node.node.Node`: messages, measuring, and the computing of an agreement (`engines`)
-    other threads            heartbeats; what the doctor asks; messages of a rank; pieces of data for other nodes
-child                        one rank: `node_rank.run_node_rank`, called by `_run_rank` below
-    its children             workers of data loaders
-child                        the server that forks these processes, and Python's resource tracker
+    threads, always          heartbeats; requests to leave (`ps.node.departure`)
+    threads, at times        loading PyTorch's optimizers; the end of standard input; what the doctor asks; messages of
+                             a run whose exchanges overlap with work, and of a rank; pieces of data, from and for other
+                             nodes; watching an accelerator, whose loss ends this process (`system.device_watch`)
+child                        the server that forks ranks, and Python's resource tracker
+    its child                one rank: `node_rank.run_node_rank`, called by `_run_rank` below
+        its children         workers of data loaders
 child, at the start          measures NumPy, if there is no PyTorch or with `--thin` (`benchmark.numpy_device`)
 
 With `--sandbox` all of these run inside bwrap, started by a process that only waits (`sandbox`).
 
-`evener.join()` of a user's program is another thing: `frontends.programs.entry`.
+Other things of this name: `evener.join()` of a user's program (`frontends.programs.entry`), the admission of a node by
+a master (`ps.master.joining`), and the connecting of ranks (`comm.joining`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """All strategies that divide layers: filter, channel, spatial, hybrid and sharded, also combined with data parallelism.
 
-A `DividedModel` is the `ParallelModel` of these strategies. It holds a `ShardedModule`, one rank's part of a model.
+A `DividedModel` is the `ParallelModel` of these strategies. It holds a `ShardedModule`, one rank's part of a model; the
+strategy `sharded` is one of them.
 Outputs, gradients and weights equal those of one process. Every rank of a replica passes in the replica's whole batch,
 gets the whole outputs, and computes the loss of all its samples. Gradients of its weights are complete when
 `backward()` returns.

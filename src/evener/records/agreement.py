@@ -16,7 +16,8 @@ class AgreementFacts(NamedTuple):
     Attributes:
         sends: what a node sends to the master; with `gradients`, the user chooses the master's optimizer.
         may_compress: whether a node with a slow link may have to compress although the user did not ask for it.
-        takes_local_steps: whether the user chooses how many steps a node takes between two exchanges.
+        takes_local_steps: whether the user chooses how many steps a node takes between two exchanges; then exchanges
+            may overlap with work, and rounds may close without late nodes.
     """
 
     sends: Literal["gradients", "changes of weights"]

@@ -80,6 +80,8 @@ _LOADER_NOT_TAKEN = (
 class Run:
     """A run of a user's program, of which this process is one node.
 
+    Programs and front ends call the methods up to `finish`. The loaders and optimizers of `prepare` call the others.
+
     Attributes:
         device: of this node.
         leader: whether this node prints and writes files for all.

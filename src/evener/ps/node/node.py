@@ -7,7 +7,8 @@
     Release -> that part ends
     Dismiss -> the node ends
 
-One thread does all this; it reads the next frame when it has handled the last one. Another thread sends heartbeats, and
+One thread does all this; it reads the next frame when it has handled the last one. In a run whose exchanges overlap
+with work, or that reads data before all have come, two others receive and send. Another one sends heartbeats, and
 reconnects when the connection breaks (reconnecting_client).
 """
 
