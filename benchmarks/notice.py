@@ -10,9 +10,11 @@ computing, so that three of them fit on two cores.
 from __future__ import annotations
 
 import signal
+import statistics
 import sys
 import time
 from argparse import Namespace
+from collections import Counter
 from itertools import cycle
 from pathlib import Path
 
@@ -36,7 +38,7 @@ WAYS = {
 }
 _END_SECONDS = 60.0
 _STEP_SECONDS = 0.030
-_TRIAL_EPOCHS = 10
+_TRIAL_EPOCHS = 20
 
 
 def disturbed(ps: Cluster, way: str, epochs: int, words: Namespace) -> tuple[TrainRecord, int, int]:
@@ -67,12 +69,15 @@ def disturbed(ps: Cluster, way: str, epochs: int, words: Namespace) -> tuple[Tra
 
 
 def epoch_seconds(ps: Cluster, way: str) -> float:
-    """Train some epochs in peace; return the seconds of one."""
+    """Train some epochs in peace; return the seconds of one, without the start of a run."""
     output = ps.folder / f"{way}-peace"
     typed = (*options(way, _TRIAL_EPOCHS), "--option", f"pause={_STEP_SECONDS}", "--output", str(output))
     if ps.start_training(str(TASK), *typed).wait():
         sys.exit(ps.said("train.out"))
-    return read_noun(output / "record.json", TrainRecord).seconds / _TRIAL_EPOCHS
+    seconds = Counter[int]()
+    for step in read_noun(output / "record.json", TrainRecord).steps:
+        seconds[step.epoch] += step.seconds
+    return statistics.median(seconds.values())
 
 
 def options(way: str, epochs: int, *, is_alone: bool = False) -> tuple[str, ...]:

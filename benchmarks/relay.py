@@ -1,6 +1,6 @@
 """Measure the cost of a relay: a master and nodes, each behind a NAT of its own, against a master reached directly.
 
-    python benchmarks/relay.py [--mbit 100] [--rounds 3] [--peers 32] [--json]
+    python benchmarks/relay.py [--mbit 100] [--relay-mbit 1000] [--rounds 3] [--peers 32] [--json]
 
 The machines are network namespaces with CPU quotas (needs root, iproute2 and nftables); a router in front of a machine
 translates its address and drops connections from outside. Both ways train the same task on the same nodes, by turns.
@@ -78,6 +78,7 @@ def main() -> None:
     """Train directly and through the relay by turns; then load the relay."""
     parser = parser_of(__doc__)
     parser.add_argument("--mbit", type=float, default=100.0, help="of each line")
+    parser.add_argument("--relay-mbit", type=float, default=0.0, help="of the relay's line, if it is another one")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each way")
     parser.add_argument("--epochs", type=int, default=2, help="of each run")
     parser.add_argument("--peers", type=int, default=32, help="connections of the last row")
@@ -88,7 +89,8 @@ def main() -> None:
         folder = Path(name)
         (folder / "key").write_text(KEY)
         (folder / "key").chmod(0o600)
-        machines = [Host(name=name, cores=0.4, mbit=words.mbit) for name in ("relay", "server", "home", *NODES)]
+        machines = [Host(name=name, cores=0.4, mbit=words.mbit) for name in ("server", "home", *NODES)]
+        machines.append(Host(name="relay", cores=0.4, mbit=words.relay_mbit or words.mbit))
         with Hosts.build(machines, folder) as hosts, behind_nat([hosts[name].link for name in ("home", *NODES)], words):
             train(hosts, folder, words, results)
         load(folder, words, results)
