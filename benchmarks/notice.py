@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from argparse import Namespace
-from collections import Counter
+from collections import defaultdict
 from itertools import cycle
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def epoch_seconds(ps: Cluster, way: str) -> float:
     typed = (*options(way, _TRIAL_EPOCHS), "--option", f"pause={_STEP_SECONDS}", "--output", str(output))
     if ps.start_training(str(TASK), *typed).wait():
         sys.exit(ps.said("train.out"))
-    seconds = Counter[int]()
+    seconds = defaultdict[int, float](float)
     for step in read_noun(output / "record.json", TrainRecord).steps:
         seconds[step.epoch] += step.seconds
     return statistics.median(seconds.values())

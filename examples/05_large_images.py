@@ -25,7 +25,7 @@ from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.process_mesh import form_process_mesh
-from evener.parallel.sharded import ShardedModel
+from evener.parallel.sharded import DividedModel
 
 SIZE, STEPS = 1024, 4
 
@@ -48,7 +48,7 @@ def train(env: RankEnvironment, shares: tuple[float, ...]) -> None:
     torch.manual_seed(0)
     place = form_process_mesh(group, Arrangement(division="spatial", replicas=(Replica(shares=shares),)))
     criterion = Criterion(loss=nn.functional.cross_entropy, autocast=nullcontext, scale=lambda loss: loss)
-    model = ShardedModel(UNet(inputs=1, classes=2, width=4, depth=3), place, image(0)[0], criterion)
+    model = DividedModel(UNet(inputs=1, classes=2, width=4, depth=3), place, image(0)[0], criterion)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     live = LiveBytes()
     for step in range(1, STEPS + 1):
