@@ -80,6 +80,19 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the server that processes are forked from, with all that ranks import, before many tests.
+
+    The first test that needs it would decide what it imports, and ranks of later tests would each import the rest.
+    """
+    if len(session.items) > _MANY and hasattr(os, "fork"):
+        from evener.launch.processes import RANK_MODULES, LocalProcesses
+
+        with LocalProcesses(RANK_MODULES):
+            pass
+
+
+_MANY = 1000
 _SERVERS = ("forkserver", "resource_tracker", "exact.nursery")
 """Helpers that live as long as this process."""
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)

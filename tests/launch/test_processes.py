@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from evener.launch.parent import Parent
-from evener.launch.processes import LocalProcess, LocalProcesses
+from evener.launch.processes import RANK_MODULES, LocalProcess, LocalProcesses
 from evener.records.errors import EvenerError, InvalidInput, NodeLost
 from evener.system import process_exit
 
@@ -301,7 +301,7 @@ def test_sigterm_to_the_server_ends_no_process() -> None:
     server: Any = forkserver._forkserver
     with suppress(PermissionError):  # the socket may have no file
         server._stop()  # an earlier test may have started one in another way
-    with LocalProcesses([]) as processes:
+    with LocalProcesses(RANK_MODULES) as processes:  # ranks of later tests are forked from it, too
         one = processes.start("node-0", stop_when_asked)
         assert wait(processes) == [b"ready"]
         os.kill(psutil.Process(one.process.pid).ppid(), signal.SIGTERM)
