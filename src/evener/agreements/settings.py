@@ -1,4 +1,4 @@
-"""Agreements as values: each is a choice of these few settings, set as published.
+"""Agreements as values: each is a choice of these few settings, as published.
 
 | name | local steps | staleness | contribution | outer optimizer |
 |---|---|---|---|---|
@@ -8,6 +8,8 @@
 | average | k or an epoch | 0 | delta | SGD with learning rate 1: the weighted mean of the weights |
 | federated | an epoch of fixed parts, of a fraction of the workers | 0 | delta | SGD with learning rate 1 |
 | diloco | k | 0 | delta | SGD with Nesterov momentum |
+
+Not published: all but `sync` and `federated` shorten contributions that are unusually long (`robust`).
 
 `AgreementSettings` holds the settings of an agreement; the messages on the wire are in `ps/protocol/`.
 docs/agreement.md has the algorithm as pseudo-code and describes every option.

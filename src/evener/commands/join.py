@@ -1,15 +1,16 @@
-"""`evener join`: a node as a process. This module imports PyTorch only to find and measure
-devices, and nothing of a master.
+"""`evener join`: a node as a process. This module imports PyTorch inside of functions alone, and nothing of a master.
 
 this process, main thread    `ps.node.node.Node`: messages, measuring, and the computing of an agreement (`engines`)
     threads, always          heartbeats; requests to leave (`ps.node.departure`)
     threads, at times        loading PyTorch's optimizers; the end of standard input; what the doctor asks; messages of
-                             a run whose exchanges overlap with work, and of a rank; pieces of data, from and for other
-                             nodes; watching an accelerator, whose loss ends this process (`system.device_watch`)
-child                        the server that forks ranks, and Python's resource tracker
+                             a run whose exchanges overlap with work or whose data come early, and of a rank; pieces of
+                             data, from and for other nodes; watching an accelerator, whose loss ends this process
+                             (`system.device_watch`)
+child                        from the first rank on, the server that forks ranks, and Python's resource tracker
     its child                one rank: `node_rank.run_node_rank`, called by `_run_rank` below
         its children         workers of data loaders
-child, at the start          measures NumPy, if there is no PyTorch or with `--thin` (`benchmark.numpy_device`)
+child, for a moment          measures NumPy, if there is no PyTorch or with `--thin` (`benchmark.numpy_device`), unless
+                             there is a profile of the last day
 
 With `--sandbox` all of these run inside bwrap, started by a process that only waits (`sandbox`).
 

@@ -124,7 +124,8 @@ def run_on_nodes(
 ) -> None:
     """Run `program` on `nodes`, or on those of `config`; a single one may run in this process.
 
-    With `is_elastic`, the program can continue without lost nodes; otherwise `without` may restart it on the others.
+    With `is_elastic`, the program can continue without lost nodes; where it cannot, `without` may restart it on the
+    others.
     """
     chosen = choose_nodes(config) if nodes is None else nodes
     show(Phase(what="starting", detail="the nodes"))

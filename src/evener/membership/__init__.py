@@ -1,7 +1,7 @@
 """A run whose ranks change while it goes on: generations, held outside of the ranks, and how ranks follow them.
 
-rank_supervisor, coordinator   in the process that started the ranks: who is lost, and who is in the next generation
+rank_supervisor, coordinator   in the command that started local ranks, or at the master: who is lost, and who is next
 elastic_group, rendezvous      in a rank: hears of a generation, aborts its connections, meets the others again
-resume_point                   the step from which all continue
+resume_point                   the step from which ranks with whole models continue
 line_probe, side_channel       a rank that joins: whether it reaches the others, and how it gets the state
 """

@@ -1,8 +1,9 @@
 """The supervisor of an elastic run's ranks: it reports their beats and ends to the `Coordinator`, and replaces lost
 processes, local or remote.
 
-It runs in the process that started the ranks: a command or a master. It sees processes end and receives the beats of
-the others. Its `Coordinator` is the only object that creates generations (`evener.membership.coordinator`).
+It runs in the command that started local ranks, which sees them end, or at the master, to which nodes report their
+ends. It receives the beats of the others. Its `Coordinator` is the only object that creates generations
+(`evener.membership.coordinator`).
 """
 
 from __future__ import annotations

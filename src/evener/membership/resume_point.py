@@ -1,8 +1,8 @@
-"""The state from which the ranks of a new generation continue. Pure.
+"""The state from which the ranks of a new generation continue, where each has the whole state. Pure.
 
 When a rank is lost during a step, some ranks finish the step and others do not. The ranks continue from the highest
 step, because a rank that finished it had the gradients of all. The other ranks and new ones copy its state. Undisturbed
-steps need no choice.
+steps need no choice. Ranks with parts of a model choose in `training.elastic.divided`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The interface between a training loop and a model that several ranks train together.
 
     ReplicatedModel    samples are divided: every rank has the whole model
-    DividedModel       layers are sharded: by filters, channels or rows of images
-    StagedModel        the model is divided: into stages of a pipeline
+    DividedModel       every layer is divided: by filters, channels or rows of images
+    StagedModel        layers are cut into the stages of a pipeline
 
 Ranks that hold one model together are a *replica* of it: they get the same samples, and one of them reports.
 """

@@ -1,4 +1,4 @@
-"""The parameter server: a master, and nodes that connect out to it and may come and go at any step.
+"""A master, and nodes that connect out to it and may come and go at any step; `agreements` has the parameter server.
 
 The messages of a run with an agreement:
 

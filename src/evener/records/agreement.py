@@ -14,7 +14,7 @@ class AgreementFacts(NamedTuple):
     """Facts of an agreement, for options and reports; `agreements.settings.AGREEMENT_SETTINGS` has its settings.
 
     Attributes:
-        sends: what a node sends to the master; with `gradients`, the user chooses the master's optimizer.
+        sends: what a node sends to the master; with `gradients`, the master makes the steps of the task's optimizer.
         may_compress: whether a node with a slow link may have to compress although the user did not ask for it.
         takes_local_steps: whether the user chooses how many steps a node takes between two exchanges; then exchanges
             may overlap with work, and rounds may close without late nodes.

@@ -1,4 +1,4 @@
-"""Plan: work of every rank, predicted cost, rejected alternatives; made by the oracle, used by `parallel`."""
+"""Plan: work of every rank, predicted cost, rejected alternatives; made by the oracle, followed by `training`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Strategy = Literal[
 
 
 WHOLE_MODEL = ("auto", "serial", "data")
-"""Strategies in which every rank has the whole model."""
+"""Strategies in which every rank has the whole model; `auto` counts as one of them until the plan says which."""
 
 
 def is_of_teams(strategy: str) -> bool:

@@ -13,6 +13,7 @@ from evener.comm.joining import leave_group
 from evener.config.run_config import RunConfig
 from evener.data.tasks.load import import_file, load_task
 from evener.frontends.programs.batch_training import BatchTraining, _collate, refuse_batches
+from evener.frontends.programs.calling import train_command
 from evener.frontends.programs.entry import end_copy
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.programs.run import Run
@@ -161,6 +162,16 @@ def test_options_incompatible_with_batch_tasks_are_refused(words: dict[str, Any]
     with pytest.raises(InvalidInput) as refused:
         refuse_batches(RunConfig(task="x", **words))
     assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("words", [{"accumulate": 2}, {"elastic": True}, {"strategy": "pipeline"}])
+def test_rank_of_torchrun_refuses_options_incompatible_with_batch_tasks(
+    words: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with refused(InvalidInput):
+        train_command(RunConfig(task=BATCHES, **words), as_json=False)
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Integrations of existing trainers: Lightning, Fabric and Hugging Face."""
+"""Integrations of existing trainers: Lightning, Fabric and Hugging Face; `reductions` has what a further one needs."""

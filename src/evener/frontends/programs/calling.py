@@ -1,4 +1,4 @@
-"""`evener.train` of the command line, and from Python or a notebook."""
+"""`evener train` on the command line, and `evener.train` in Python or a notebook."""
 
 from __future__ import annotations
 
@@ -95,6 +95,8 @@ def train_command(config: RunConfig, *, as_json: bool) -> None:
     task = load_any_task(config.task, config.data, config.option)
     if not commands.is_torchrun(config):
         _refuse(task, config)
+    elif isinstance(task, BatchTask):
+        refuse_batches(config)  # on every rank; ranks find out together about the rest
     commands.train(_with_all_nodes(task, config), _program_for(task), as_json=as_json)
 
 

@@ -1,4 +1,4 @@
-"""THE TABLE: how each strategy divides each kind of operation, from its inputs' layouts to those needed and given.
+"""THE TABLE: how each division of layers divides each kind of operation, from given layouts to those needed and made.
 
     filter, channel, hybrid   as published: every value is gathered, so that all ranks do the remaining operations
     sharded                   values stay divided by channel; convolutions move their narrower side

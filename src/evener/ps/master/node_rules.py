@@ -5,7 +5,7 @@ nothing. The membership of ranks is in `membership/`.
     connection lost  -> away; if it reconnects within the patience, it is the same member. The open round waits for it
                         for a tenth of the time that it has been open, but no longer than the patience
     silent           -> excluded after the patience; so is a late node, and one with three lapses between good updates
-    excluded         -> readmitted when it responds after its exclusion: 10 s, 20 s, 40 s ...
+    excluded         -> readmitted when it responds after its exclusion: 10 s, 20 s ... of a patience of 15 s
     restarted        -> the later process replaces the earlier one, which is dismissed if it sends anything
 
 Times are those of a monotonic clock; only their differences count.

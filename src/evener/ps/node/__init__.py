@@ -2,8 +2,8 @@
 
 node, node_part           the process of `evener join`: its main thread serves the master; other threads beat and send
 lease_part, engine        runs with an agreement: computed in that process, which loads the task and PyTorch for them
-rank_part, rank_child     runs of ranks: a child for each, which runs `commands.node_rank.run_node_rank`; the parent
-                          passes messages on
+rank_part, rank_child     runs of ranks: a process for each, forked by a server that is this one's child, in which
+                          `commands.node_rank.run_node_rank` runs; messages are passed on
 blob_fetcher              code and data of a run, from the master and from other nodes (piece_exchange: threads)
 node_examination          questions of `evener doctor`
 

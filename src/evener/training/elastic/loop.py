@@ -2,15 +2,16 @@
 
 while steps are left:
     enter the next generation            new connections among the present ranks; a state that all agree upon
-    train with new shares                from the step after it: the same samples as one process, so nothing is lost
+    train with new shares                from the step after it: the same samples as one process; a lone replica of a
+                                         divided model makes the steps since its last copies again
         a rank is lost                   every wait for another rank raises
         a rank joins                     the step is finished first
 
 Ranks agree on a state in `replicated` if each has all of it, and in `divided` if each has a part.
 
-The loss itself is noticed elsewhere: the process that started the ranks (`launch.ranks`, or a master's
-`rank_training`) sees it by `membership.rank_supervisor`, whose `coordinator` announces the next generation;
-`membership.elastic_group` then aborts the connections of this rank. docs/journey.md follows a loss from end to end.
+The loss itself is noticed elsewhere: `launch.ranks`, or a master's `rank_training`, sees it by
+`membership.rank_supervisor`, whose `coordinator` announces the next generation; `membership.elastic_group` then aborts
+the connections of this rank. docs/journey.md follows a loss from end to end.
 """
 
 from __future__ import annotations

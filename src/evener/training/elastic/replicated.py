@@ -3,7 +3,7 @@
     enter the next generation
     choose_resume_point                  on the state of the highest step; the other ranks load it
         a rank joins                     it loads the state while the others train
-        a rank is lost                   the current step is repeated
+        a rank is lost                   the current step is repeated, if no rank has finished it
 
 Undisturbed steps need no vote and no extra message. A rank that joins takes part in steps before it has the state:
 

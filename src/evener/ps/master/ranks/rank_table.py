@@ -32,7 +32,7 @@ class RankTable:
         journal: journal of the run.
 
     Attributes:
-        ranks: processes by rank; the coordinator replaces and adds.
+        ranks: processes by rank; the supervisor replaces and adds.
     """
 
     def __init__(self, starter: RemoteStarter, journal: RankJournal) -> None:

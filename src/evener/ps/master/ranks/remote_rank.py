@@ -1,4 +1,4 @@
-"""A rank's process on a node, as the coordinator of its run sees it: `membership.rank_supervisor.RankProcess`."""
+"""A rank's process on a node, as the supervisor of its run sees it: `membership.rank_supervisor.RankProcess`."""
 
 from __future__ import annotations
 
