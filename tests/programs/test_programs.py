@@ -71,6 +71,7 @@ def test_plain_ddp_trains_only_some_programs_correctly(tmp_path: Path) -> None:
     assert under_ddp("functional_gradients", tmp_path).sentence == DIFFER
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_programs_with_divided_layers_equal_one_process_or_are_refused(tmp_path: Path) -> None:
     chosen = ["mnist", "contrastive_as_it_was", "unet", "experts"]

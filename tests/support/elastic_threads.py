@@ -122,10 +122,16 @@ class ElasticThreads:
         strategy: by which they divide.
         rows: the nodes of every replica.
         faults: in order.
+        rates: of the nodes' lines, by which sums of gradients are divided; empty for rings.
     """
 
     def __init__(
-        self, config: RunConfig, strategy: str, rows: Sequence[Sequence[int]], faults: Sequence[Fault]
+        self,
+        config: RunConfig,
+        strategy: str,
+        rows: Sequence[Sequence[int]],
+        faults: Sequence[Fault],
+        rates: Sequence[float] = (),
     ) -> None:
         self.config, self._faults = config, faults
         size = sum(map(len, rows))
@@ -133,7 +139,8 @@ class ElasticThreads:
         shares = [1.0 + 0.5 * (i % 2) for i in range(size)]
         micro = config.micro_batches or 1
         shape = Shape(strategy, tuple(map(tuple, rows)), micro, 10 // micro, shares)
-        self.plan: Plan = divide(shape, self.nodes, (), 10)
+        lines = dict(zip([node.name for node in self.nodes], rates, strict=False))
+        self.plan: Plan = msgspec.structs.replace(divide(shape, self.nodes, (), 10), line_rates=lines)
         self.store = memory_store()
         self.coordinator = Coordinator(PATIENCE)
         self._lock = threading.Lock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor
 
+from evener.comm.group import Group
 from evener.comm.mesh import Mesh
 from evener.config.run_config import RunConfig
 from evener.membership.side_channel import SideChannel
@@ -112,6 +114,31 @@ def test_run_equals_one_process_despite_losses_during_a_join(
     run = ElasticThreads(of_epochs(tmp_path, epochs), "data", [[0], [1], [2]], faults)
     slow(monkeypatch, run, 5)
     require_exact(run.run(), serial(epochs))
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param([Fault(node=1, step=2, returns=True), Fault(node=0, step=8)], id="two go, one comes"),
+        pytest.param([Fault(node=0, step=5, place="late"), Fault(node=2, step=5, place="torn")], id="one lags"),
+    ],
+)
+def test_run_with_sums_divided_by_lines_equals_one_process(
+    tmp_path: Path, serial: Any, monkeypatch: pytest.MonkeyPatch, faults: list[Fault]
+) -> None:
+    begun = Counter[int]()
+    original = Group._begin_owned_sum
+
+    def counted(group: Group, tensor: Tensor, kind: str) -> Any:
+        begun[group.size] += 1
+        return original(group, tensor, kind)
+
+    monkeypatch.setattr(Group, "_begin_owned_sum", counted)
+    rates = [3e8, 2e8, 2e7, 3e8]
+    run = ElasticThreads(of_epochs(tmp_path, 1), "data", [[0], [1], [2], [3]], faults, rates)
+    require_exact(run.run(), serial(1))
+    assert begun[4] > 0
+    assert begun[3] > 0 or faults[0].place == "late"  # in which two go at once
 
 
 def test_stored_gradients_stay_within_the_memory_bound(

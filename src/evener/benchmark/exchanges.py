@@ -9,18 +9,20 @@ difference of all ranks counts. Before a plan exists, alpha and beta of the ring
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import median
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 import torch
-import torch.distributed as dist
 
 from evener.benchmark.fake_group import EventTrace, fake_group
+from evener.benchmark.links import measure_lines
 from evener.benchmark.timing import now
 from evener.comm.exchange import Exchange, Region, Route
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
+from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.replay import ExchangeKind, ExchangePoint, ExchangeTiming
 
 _Begin: TypeAlias = Callable[[], Callable[[], object]]
@@ -28,6 +30,10 @@ _Beginning: TypeAlias = Callable[[Group, int], _Begin]
 
 _SMALL_BYTES = 8
 _MIN_LARGE_BYTES = 2**20
+_MAX_OWNED_RATIO = 0.95
+"""Sums by owners must take at most this fraction of a ring's time: their additions compete with computing."""
+_MIN_OWNED_BYTES = 2**18
+"""Smaller gradients are summed in a ring: their messages cost more than their bytes."""
 _MESSAGES = 20
 _ROUNDS = 5
 _REPEATS = 4
@@ -72,6 +78,49 @@ def measure_all_reduce(group: Group, largest_bytes: int) -> tuple[float, float]:
     beta = max(0.0, large - small) / steps * group.size / large_bytes
     agreed = group.all_reduce_max([alpha, beta])
     return agreed[0], agreed[1]
+
+
+class Sums(NamedTuple):
+    """The cost of sums over all ranks.
+
+    Attributes:
+        alpha: seconds of a message, in the terms of a ring.
+        beta: seconds per byte, in the same terms.
+        ring: (alpha, beta) of a ring.
+        line_rates: bytes per second of each node's line, by which sums are divided; empty if they are made in a ring.
+    """
+
+    alpha: float = 0.0
+    beta: float = 0.0
+    ring: tuple[float, float] = (0.0, 0.0)
+    line_rates: Mapping[str, float] = MappingProxyType({})
+
+
+def measure_sums(group: Group, largest_bytes: int, hosts: Sequence[str]) -> Sums:
+    """Choose how gradients are summed: in a ring, or by owners, where lines differ so much that this is faster.
+
+    All ranks of the group call this and get the same answer.
+
+    Args:
+        group: the ranks; it sums in the chosen way from now on.
+        largest_bytes: as in `measure_all_reduce`.
+        hosts: machine of every rank.
+    """
+    group.divide_sums({})
+    ring = measure_all_reduce(group, largest_bytes)
+    is_small = group.size < 3 or len(set(hosts)) < 2 or largest_bytes < _MIN_OWNED_BYTES
+    if is_small or group.process_group is None or group.has_accelerators:
+        return Sums(*ring, ring)
+    rates = dict(zip(group.nodes, measure_lines(group, hosts), strict=True))
+    group.divide_sums(rates)
+    if not group.sum_shares:
+        return Sums(*ring, ring)
+    owned = measure_all_reduce(group, largest_bytes)
+    both = [all_reduce_seconds(largest_bytes, group.size, *way) for way in (owned, ring)]
+    if both[0] <= _MAX_OWNED_RATIO * both[1]:
+        return Sums(*owned, ring, rates)
+    group.divide_sums({})
+    return Sums(*ring, ring)
 
 
 def measure_small_exchange(group: Group) -> float:
@@ -190,12 +239,11 @@ def _reduced(group: Group, nbytes: int) -> _Begin:
 
     def begin() -> Callable[[], object]:
         group.timer.break_for_others()
-        work = dist.all_reduce(numbers, group=group.process_group, async_op=True)
-        assert work is not None
+        wait = group.begin_all_reduce(numbers, "measuring")
 
         def end() -> None:
             with group.waiting("measuring"):
-                work.wait()
+                wait()
 
         return end
 

@@ -9,7 +9,7 @@ at the same time, so that they share a memory bus or a core as in a run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor
 from evener.benchmark.timing import now
 from evener.comm.abortable_group import forget_in_torch, make_known_to_torch
 from evener.comm.group import Group
+from evener.comm.owned_sums import bytes_of_rank, parts_of
 from evener.comm.step_timing import StepTimer
 from evener.comm.traffic import Traffic
 from evener.oracle.replay import ExchangeKind, TraceEvent
@@ -221,6 +222,26 @@ class FakeGroup(Group):
         """Whether a rank of the real group computes on an accelerator."""
         return self.real.has_accelerators
 
+    def _begin_owned_sum(self, tensor: Tensor, kind: str) -> torch.futures.Future[Tensor]:
+        """Record a sum; its future has ended."""
+        future: torch.futures.Future[Any] = self._recorded(tensor, kind).get_future()
+        return future.then(lambda done: done.value()[0])
+
+    def begin_all_reduce(self, tensor: Tensor, kind: str) -> Callable[[], object]:
+        """Record a sum; the function that is returned records that its result is needed."""
+        if not self._has_owners(tensor, kind):
+            return super().begin_all_reduce(tensor, kind)
+        wait: Callable[[], object] = self._recorded(tensor, kind).wait
+        return wait
+
+    def _recorded(self, tensor: Tensor, kind: str) -> Any:
+        """Record a sum by owners as an all-reduce, and count the bytes that this rank would send."""
+        nbytes = bytes_of_rank(parts_of(tensor.detach().view(-1), self.sum_shares), self.rank)
+        self.traffic.count(kind, nbytes, nbytes)
+        work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
+        assert work is not None
+        return work
+
     def all_gather_bytes(self, message: bytes, topic: str = "") -> list[bytes]:
         """Return every rank's `message`, in order of ranks; the time does not count."""
         with self.trace.stopped():
@@ -245,6 +266,7 @@ def fake_group(group: Group, ranks: Sequence[int], timer: StepTimer, trace: Even
         timer=timer,
         process_group=FakeProcessGroup(ranks, group.rank, trace) if group.size > 1 else None,
         mesh=group.mesh,
+        sum_shares=group.sum_shares,
         traffic=_TracedTraffic(trace=trace),
         real=group,
         trace=trace,

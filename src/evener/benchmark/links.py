@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Sequence
 from itertools import combinations
 from statistics import median
 
@@ -74,6 +75,33 @@ def measure_links(group: Group, first: int = 0, seconds: float = 0.5) -> tuple[L
     return tuple(sorted(links, key=lambda link: (link.source, link.target)))
 
 
+def measure_lines(group: Group, hosts: Sequence[str]) -> list[float]:
+    """Return the bytes per second that every rank's line carries each way, while the others' carry as much.
+
+    Ranks are paired as in a tournament; the two of a pair send to each other at once. A line carries what it does with
+    its best partner: with the others, theirs is the limit. Every rank of the group calls this and gets the same result.
+
+    Args:
+        group: ranks on two machines or more.
+        hosts: machine of every rank; two on one machine measure no line.
+
+    Raises:
+        NodeLost: a rank did not answer in time.
+    """
+    best = 0.0
+    try:
+        for partners in _rounds_of_pairs(group.size):
+            group.barrier()
+            peer = partners.get(group.rank)
+            if peer is not None and hosts[peer] != hosts[group.rank]:
+                best = max(best, _rate_with(group, peer))
+        rows = group.all_gather_bytes(struct.pack("<d", best))
+    except RuntimeError as error:
+        me = f"node {group.nodes[group.rank]} (rank {group.rank})"
+        raise NodeLost(f"{me} got no answer from a rank while measuring lines: {error}") from error
+    return [float(struct.unpack("<d", row)[0]) for row in rows]
+
+
 def measure_message(group: Group, sender: int, receiver: int, nbytes: int) -> float:
     """Return the seconds of a tensor of `nbytes` from one rank to another; every rank of the group calls this."""
     seconds = 0.0
@@ -91,6 +119,49 @@ def pairs(size: int) -> list[tuple[int, int]]:
     if size <= _MAX_RANKS_FOR_ALL_PAIRS:
         return list(combinations(range(size), 2))
     return sorted({(0, rank) for rank in range(1, size)} | {(rank, rank + 1) for rank in range(size - 1)})
+
+
+def _rounds_of_pairs(size: int) -> list[dict[int, int]]:
+    """Return rounds in which every rank has another partner, or none if their number is odd."""
+    seats = list(range(size + size % 2))
+    rounds = []
+    for _ in range(len(seats) - 1):
+        pairs = [pair for pair in zip(seats, seats[::-1], strict=True) if max(pair) < size]
+        rounds.append(dict(pairs))
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return rounds
+
+
+def _rate_with(group: Group, peer: int) -> float:
+    """Return the bytes per second that both ranks send each other at the same time; both call this."""
+    small = _exchange_seconds(group, peer, _SMALL_BYTES)
+    for nbytes in _LARGE_BYTES:
+        seconds = max(_exchange_seconds(group, peer, nbytes) - small, 1e-9)
+        if seconds > _LONG_ROUND_TRIP_S:
+            break
+    return nbytes / seconds
+
+
+def _exchange_seconds(group: Group, peer: int, nbytes: int) -> float:
+    """Return the shortest of some times in which both ranks send each other `nbytes`; both get that of the slower."""
+    assert group.mesh is not None
+    outgoing, incoming = _payload(group, nbytes), _payload(group, nbytes)
+    best = float("inf")
+    for _ in range(_TRIAL_ROUNDS):
+        group.mesh.send_to(peer, b".")
+        group.mesh.receive_from(peer)
+        start = time.perf_counter()
+        messages = [
+            dist.irecv(incoming, group=group.process_group, group_src=peer),
+            dist.isend(outgoing, group=group.process_group, group_dst=peer),
+        ]
+        for message in messages:
+            assert message is not None
+            message.wait()
+        best = min(best, now(incoming.device) - start)
+    group.mesh.send_to(peer, struct.pack("<d", best))
+    (other,) = struct.unpack("<d", group.mesh.receive_from(peer))
+    return max(best, float(other))
 
 
 def latency_and_cost(small: tuple[int, float], large: tuple[int, float]) -> tuple[float, float]:

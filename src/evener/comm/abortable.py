@@ -255,3 +255,4 @@ def _follow(lane: SimpleQueue[Callable[[], None] | None]) -> None:
     """Wait for the messages of one lane, in order."""
     while (waiting := lane.get()) is not None:
         waiting()
+        del waiting  # and with it the tensors of the message

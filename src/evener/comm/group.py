@@ -6,9 +6,10 @@ CPUs, travel in a `mesh` of sockets. Messages are plain bytes: nothing here is u
 
 from __future__ import annotations
 
+import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,12 +23,16 @@ from evener.comm.abortable import AbortableGloo
 from evener.comm.abortable_group import AbortableProcessGroup, forget_in_torch
 from evener.comm.mesh import Mesh
 from evener.comm.message_topics import out_of_step
+from evener.comm.owned_sums import OwnedSum
 from evener.comm.signed_store import SignedStore
 from evener.comm.step_timing import StepTimer
 from evener.comm.traffic import Traffic
+from evener.oracle.owned_sums import shares_of_sums
 from evener.system.accelerators import is_accelerator, model_and_units
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in PyTorch 2.13
+_WITH_OWNERS = ("gradients", "measuring")
+"""Kinds of sums whose elements may have owners."""
 
 
 @dataclass
@@ -47,6 +52,7 @@ class Group:
         is_elastic: whether other ranks may come and go; its fields are then others afterwards.
         sums: operations of the process group, if they can be abandoned; else None.
         store: where the ranks found each other, which the process group does not keep alive.
+        sum_shares: shares of the sums of gradients that each rank makes (`owned_sums`); empty for a ring.
         traffic: bytes sent so far.
         exchanged: a checksum of what tensors were gathered for, in order: it is the same on all ranks.
     """
@@ -63,8 +69,11 @@ class Group:
     is_elastic: bool = False
     sums: AbortableGloo | None = None
     store: SignedStore | None = None
+    sum_shares: Sequence[float] = ()
     traffic: Traffic = field(default_factory=Traffic)
     exchanged: int = 0
+    _line_rates: Mapping[str, float] = field(default_factory=dict)
+    _owned_messages: int = 0
     _joined: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
 
     @property
@@ -146,7 +155,7 @@ class Group:
         """Start to sum `tensor` over the ranks, in place; return a function that waits for it."""
         if self.size == 1:
             return lambda: None
-        if self.sums is not None:
+        if self.sums is not None or self._has_owners(tensor, kind):
             return self.sum_later(tensor, kind).wait
         self.count_all_reduce(tensor, kind)
         if self.process_group is None:
@@ -162,6 +171,8 @@ class Group:
             alone: torch.futures.Future[Tensor] = torch.futures.Future()
             alone.set_result(tensor)
             return alone
+        if self._has_owners(tensor, kind):
+            return self._begin_owned_sum(tensor, kind)
         self.count_all_reduce(tensor, kind)
         if self.sums is not None:
             return self.sums.all_reduce(tensor)
@@ -254,6 +265,42 @@ class Group:
         nbytes = 2 * (self.size - 1) * tensor.nbytes / self.size
         self.traffic.count(kind, nbytes, nbytes)
 
+    def divide_sums(self, rates: Mapping[str, float]) -> None:
+        """Divide sums of gradients by the lines of nodes, also when the ranks change; all ranks call this.
+
+        Args:
+            rates: bytes per second that each node's line carries each way; while ranks of other nodes take part, and
+                where lines are alike, sums are made in a ring.
+        """
+        self._line_rates = dict(rates)
+        self._choose_owners()
+
+    def _choose_owners(self) -> None:
+        known = [self._line_rates.get(node, 0.0) for node in self.nodes]
+        has_owners = all(known) and self.process_group is not None and not self.has_accelerators
+        self.sum_shares = shares_of_sums(known) if has_owners else ()
+
+    def _has_owners(self, tensor: Tensor, kind: str) -> bool:
+        """Whether the elements of a sum have owners; the same on all ranks."""
+        return bool(self.sum_shares) and kind in _WITH_OWNERS and tensor.is_contiguous()
+
+    def _begin_owned_sum(self, tensor: Tensor, kind: str) -> torch.futures.Future[Tensor]:
+        """Start to sum `tensor` by owners, in place; return its future."""
+        begun: list[OwnedSum] = []
+
+        def start(gloo: Any) -> OwnedSum:
+            begun.append(OwnedSum(gloo, self.rank, self.sum_shares, tensor.detach(), self._owned_messages))
+            return begun[0]
+
+        if self.sums is not None:
+            future = self.sums.message(start, tensor, "owned sums")
+        else:
+            group: Any = self.process_group
+            future = _in_thread(start(group._get_backend(torch.device("cpu"))).wait, tensor)
+        self._owned_messages += begun[0].num_tags
+        self.traffic.count(kind, begun[0].nbytes, begun[0].nbytes)
+        return future
+
     def subgroup(self, ranks: Sequence[int]) -> Group | None:
         """Return the group of `ranks`, which all ranks have to call; None on a rank outside of it.
 
@@ -287,6 +334,7 @@ class Group:
         self.rank, self.size, self.nodes = group.rank, group.size, group.nodes
         self.process_group, self.mesh, self.reports = group.process_group, group.mesh, group.reports
         self.sums, self.world_ranks, self._joined = group.sums, group.world_ranks, {}
+        self._choose_owners()
         return True
 
     def _joined_among(self, ranks: tuple[int, ...], world: list[int]) -> dist.ProcessGroup | None:
@@ -311,7 +359,25 @@ class Group:
         self.rank, self.size, self.nodes = rank, len(nodes), nodes
         self.mesh, self.reports, self.sums = mesh, reports, sums
         self.process_group = None if sums is None else AbortableProcessGroup(rank, len(nodes), sums)
-        self.world_ranks, self._joined = (), {}
+        self.world_ranks, self._joined, self._owned_messages = (), {}, 0
+        self._choose_owners()
+
+
+def _in_thread(wait: Callable[[], object], tensor: Tensor) -> torch.futures.Future[Tensor]:
+    """Return a future of `tensor`, which is set when `wait`, called in a thread, has returned."""
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+
+    def run() -> None:
+        try:
+            wait()
+        except Exception as error:
+            failed: Any = error
+            future.set_exception(failed)
+        else:
+            future.set_result(tensor)
+
+    threading.Thread(target=run, name="evener-owned-sum", daemon=True).start()
+    return future.then(lambda done: done.value())  # through which C++ sees an error, too
 
 
 def bytes_of(flat: Tensor) -> bytes:

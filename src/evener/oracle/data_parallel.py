@@ -6,7 +6,7 @@ predicted step. A step takes the slowest rank's computing plus the exchange that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from evener.oracle.apportion import NodeCost, apportion, finish_seconds, weights_to_workers
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
+from evener.oracle.owned_sums import bytes_of_owned_sum, shares_of_sums
 from evener.records.errors import DoesNotFit, require
 from evener.records.plan import Assignment, Plan, Prediction, Rejected, Strategy
 
@@ -60,9 +61,12 @@ class GradientSync:
     beta: float = 0.0
     bucket_bytes: int = 25 * 2**20
 
-    def sent_bytes(self, size: int) -> int:
-        """Return the bytes that each of `size` ranks sends in a step."""
-        return round(ring_bytes(self.gradient_bytes, size) + (size - 1) * self.statistics_bytes)
+    def sent_bytes(self, size: int, shares: Sequence[float] = ()) -> int:
+        """Return the bytes that each of `size` ranks sends in a step; at most, if they make these shares of sums."""
+        gradients = ring_bytes(self.gradient_bytes, size)
+        if shares:
+            gradients = bytes_of_owned_sum(self.gradient_bytes, size, max(shares))
+        return round(gradients + (size - 1) * self.statistics_bytes)
 
     def seconds(self, size: int) -> float:
         """Return the seconds of a step in which `size` ranks exchange and cannot compute."""
@@ -101,6 +105,31 @@ def plan_data_parallel(
     order = sorted(range(len(candidates)), key=lambda i: candidates[i].worker.seconds(trial.micro))
     members, sizes = trial.best_prefix(order)
     return trial.plan(members, sizes, tuple(trial.with_one_more(members, i) for i in order if i not in members))
+
+
+def with_lines(plan: Plan, exchange: GradientSync, rates: Mapping[str, float]) -> Plan:
+    """Return `plan` of replicas whose sums are divided by lines, of these bytes per second by node.
+
+    Seconds stay as they are: `exchange` was measured with such sums.
+    """
+    shares = _shares_of(plan.assignments, rates)
+    if not shares or plan.prediction is None:
+        return plan
+    sent = exchange.sent_bytes(len(shares), shares)
+    prediction = msgspec.structs.replace(plan.prediction, sent_bytes=sent)
+    return msgspec.structs.replace(plan, line_rates=dict(rates), prediction=prediction)
+
+
+def _shares_of(assignments: Sequence[Assignment], rates: Mapping[str, float]) -> tuple[float, ...]:
+    """Return the shares of sums that these ranks make; empty for a ring."""
+    known = [rates.get(one.node, 0.0) for one in assignments]
+    return shares_of_sums(known) if all(known) else ()
+
+
+def _relative_bytes(assignments: Sequence[Assignment], rates: Mapping[str, float]) -> float:
+    """Return the bytes that a rank sends for each byte of gradients, at most."""
+    shares = _shares_of(assignments, rates)
+    return bytes_of_owned_sum(1, len(shares), max(shares)) if shares else ring_bytes(1, len(assignments))
 
 
 @dataclass(frozen=True)
@@ -264,7 +293,8 @@ def reapportioned(plan: Plan, members: Sequence[int] | None = None) -> Plan:
     computing = plan.accumulate * finish_seconds(sizes, workers)
     is_alone = len(chosen) == 1
     other_seconds = 0.0 if is_alone else max(0.0, before.step_seconds - before.compute_seconds)
-    shrink = ring_bytes(1, len(chosen)) / ring_bytes(1, len(plan.assignments)) if len(plan.assignments) > 1 else 0.0
+    all_bytes = _relative_bytes(plan.assignments, plan.line_rates)
+    shrink = _relative_bytes(chosen, plan.line_rates) / all_bytes if all_bytes else 0.0
     return msgspec.structs.replace(
         plan,
         strategy="serial" if is_alone else plan.strategy,

@@ -161,6 +161,8 @@ class Plan(Noun, frozen=True, kw_only=True):
         members: ranks that divide the layers of one stage of a pipeline, one after the other; 1: a rank has a stage.
         schedule: order of the passes of a pipeline; empty for others, and before a pipeline is cut.
         ring: latency in seconds, and seconds per byte, of one step of a ring of all ranks; None: not measured.
+        line_rates: bytes per second that each node's line carries each way, by which sums of gradients are divided;
+            empty if they are made in a ring.
     """
 
     strategy: Strategy
@@ -177,6 +179,7 @@ class Plan(Noun, frozen=True, kw_only=True):
     members: Amount = 1
     schedule: Literal["", "gpipe", "1f1b", "zero-bubble"] = ""
     ring: tuple[Finite, Finite] | None = None
+    line_rates: dict[str, Finite] = {}
 
     def __post_init__(self) -> None:
         require_positive(self, "batch_size", "local_steps", "columns", "members")
@@ -188,6 +191,8 @@ class Plan(Noun, frozen=True, kw_only=True):
         require(is_whole, "columns", self.columns, "such that the ranks of every replica fill whole rows")
         is_whole = all(len(ranks) % self.members == 0 for ranks in self.replica_ranks)
         require(is_whole, "members", self.members, "such that the ranks of every replica fill whole stages")
+        lowest = min(self.line_rates.values(), default=1.0)
+        require(lowest > 0, "line_rates", lowest, "positive")
         total = sum(self.replica_samples)
         require(total == self.micro_batch_size, "assignments", total, f"samples that sum to {self.micro_batch_size}")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from rich.table import Table
 
+from evener.oracle.owned_sums import shares_of_sums
 from evener.records.plan import Check, Plan, Prediction, Rejected
 from evener.records.record import TrainRecord
 from evener.report.measured import typical_step, waiting_fraction
@@ -58,6 +59,7 @@ def plan_table(plan: Plan) -> Table:
     captions = [_predicted(plan, plan.prediction)] if plan.prediction else []
     captions += [_checked(plan.check)] if plan.check else []
     captions += [_copied(plan.copy_steps)] if plan.copy_steps else []
+    captions += [_summed(plan)] if plan.line_rates else []
     return grid(
         f"Plan: {plan.strategy}, {plan.batch_size} samples a step{parts}",
         ("node", "device", ">samples", ">share", "reason"),
@@ -75,6 +77,16 @@ def _rejected_row(rejected: Rejected) -> Row:
 def _copied(steps: int) -> str:
     every = "every step" if steps == 1 else f"every {steps} steps"
     return f"Each node's part is copied into the next node's memory {every}: losing a node repeats no more than these."
+
+
+def _summed(plan: Plan) -> str:
+    rates = [plan.line_rates.get(one.node, 0.0) for one in plan.assignments]
+    shares = shares_of_sums(rates) if all(rates) else ()
+    lines = [
+        f"{one.node} {share:.0%} ({human_bytes(rate)}/s)"
+        for one, rate, share in zip(plan.assignments, rates, shares, strict=False)
+    ]
+    return f"Who sums gradients, by the rates of the lines: {', '.join(lines) if lines else 'all alike'}"
 
 
 def _checked(check: Check) -> str:

@@ -133,7 +133,10 @@ class RankContext:
         """Return the context among the ranks of `plan`; None on other ranks. All ranks of the group call this."""
         nodes = self.group.nodes
         group = self.group.subgroup([nodes.index(a.node) for a in plan.assignments])
-        return None if group is None else replace(self, group=group)
+        if group is None:
+            return None
+        group.divide_sums(plan.line_rates)
+        return replace(self, group=group)
 
     @property
     def num_samples(self) -> int:

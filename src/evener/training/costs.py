@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from evener.benchmark.dry_run import dry_run_of
-from evener.benchmark.exchanges import measure_all_reduce, measure_small_exchange
+from evener.benchmark.exchanges import Sums, measure_small_exchange, measure_sums
 from evener.benchmark.processor_time import (
     MAX_TAKEN_SHARE,
     ProcessorTime,
@@ -50,9 +50,6 @@ MEASURE_SECONDS = 1.5
 CALIBRATION_SECONDS = 0.5
 """For timing the reference steps of throttled nodes."""
 _UNBOUNDED = 1 << 62
-
-Ring = tuple[float, float]
-"""(alpha [s], beta [s/byte]) of the ring of all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +124,12 @@ def worker_of(timing: TaskTiming, accumulate: float = 1) -> NodeCost:
     return NodeCost(unit_seconds=max(each, 1e-9), fixed_seconds=max(fixed, 0.0), max_units=timing.max_samples)
 
 
-def measure_ring(context: RankContext) -> Ring:
-    """Measure the all-reduce of the whole model's gradients over all ranks."""
-    return measure_all_reduce(context.group, gradient_bytes(context.model))
+def measure_sums_of(env: RankEnvironment, group: Group, model: nn.Module) -> Sums:
+    """Choose how the gradients of `model` are summed over all ranks, and measure that; all ranks call this."""
+    return measure_sums(group, gradient_bytes(model), [node.host for node in env.nodes])
 
 
-def gradient_sync(group: Group, model: nn.Module, ring: Ring, accumulate: int = 1) -> GradientSync:
+def gradient_sync(group: Group, model: nn.Module, sums: Sums, accumulate: int = 1) -> GradientSync:
     """Return the exchanges of replicas in a step of `accumulate` micro-batches."""
     statistics, statistics_bytes = statistics_exchanges(model)
     return GradientSync(
@@ -140,8 +137,8 @@ def gradient_sync(group: Group, model: nn.Module, ring: Ring, accumulate: int = 
         statistics=statistics * accumulate,
         statistics_bytes=statistics_bytes * accumulate,
         message_seconds=measure_small_exchange(group),
-        alpha=ring[0],
-        beta=ring[1],
+        alpha=sums.alpha,
+        beta=sums.beta,
     )
 
 
@@ -237,7 +234,7 @@ def price(
     context: RankContext,
     names: Sequence[str],
     costs: MeasuredCosts,
-    ring: Ring,
+    sums: Sums,
     accumulate: int,
     schedule: ScheduleChoice,
 ) -> Sequence[CostEstimate]:
@@ -247,7 +244,7 @@ def price(
         context: of this rank.
         names: strategies among which to choose.
         costs: times of the nodes.
-        ring: one of all nodes.
+        sums: over all nodes.
         accumulate: micro-batches of a step, one after the other.
         schedule: order of the passes of pipelines.
     """
@@ -264,7 +261,7 @@ def price(
             task=costs.timings[0].task,
             schedule=schedule,
         )
-        profile = _profile(context.env.nodes, costs, memories, ring)
+        profile = _profile(context.env.nodes, costs, memories, sums)
         return search(CostModel(job, profile), ("serial", *names)).ranked  # type: ignore[arg-type]  # are checked
     except (TrainingFailed, DoesNotFit):  # there is no graph of the model, or the oracle knows no way: no prices
         return ()
@@ -278,7 +275,7 @@ def _optimizer_name(context: RankContext) -> str:
     return "adam"
 
 
-def _profile(nodes: Sequence[NodeSpec], costs: MeasuredCosts, memories: Sequence[int], ring: Ring) -> ClusterProfile:
+def _profile(nodes: Sequence[NodeSpec], costs: MeasuredCosts, memories: Sequence[int], sums: Sums) -> ClusterProfile:
     """Return a profile of the nodes from this run's measurements."""
     return ClusterProfile(
         devices=tuple(
@@ -293,5 +290,5 @@ def _profile(nodes: Sequence[NodeSpec], costs: MeasuredCosts, memories: Sequence
             )
             for node, timing, memory in zip(nodes, costs.timings, memories, strict=True)
         ),
-        fabrics=(Fabric(name="measured", within="cluster", alpha=ring[0], beta=ring[1]),),
+        fabrics=(Fabric(name="measured", within="cluster", alpha=sums.alpha, beta=sums.beta),),
     )

@@ -15,24 +15,24 @@ from typing import NamedTuple
 import msgspec
 from torch import nn
 
+from evener.benchmark.exchanges import Sums
 from evener.config.conflicts import strategy_conflict
 from evener.config.run_config import STRATEGIES, RunConfig
 from evener.launch.nodes import NodeSpec, relative_shares
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import NodeCost
 from evener.oracle.cost.model import CostEstimate
-from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel, plan_divided
+from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel, plan_divided, with_lines
 from evener.parallel.norms import has_batch_norm
 from evener.records.errors import DoesNotFit, InvalidInput, InvalidValue, require
 from evener.records.plan import Plan, Rejected, is_of_teams, is_pipeline
 from evener.training.context import RankContext
 from evener.training.costs import (
     MeasuredCosts,
-    Ring,
     calibrate_pace,
     gradient_sync,
     measure_costs,
-    measure_ring,
+    measure_sums_of,
     node_memories,
     price,
 )
@@ -91,18 +91,19 @@ def make_plan(context: RankContext, config: RunConfig, refused: Sequence[Rejecte
     context.begins("measuring", f"{len(nodes)} nodes and what joins them")
     is_alone = shape.strategy.startswith("pipeline")  # one pipeline measures its parts by itself
     costs = MeasuredCosts() if is_alone else measure_costs(context, shape.samples, accumulate)
-    ring = measure_ring(context) if (shape.strategy == "data" or len(names) > 1) and costs.workers else (0.0, 0.0)
-    if costs.misfits and costs.workers and (plan := _plan_without_misfits(context, config, names, costs, ring)):
+    is_summed = (shape.strategy == "data" or len(names) > 1) and costs.workers
+    sums = measure_sums_of(context.env, context.group, context.model) if is_summed else Sums()
+    if costs.misfits and costs.workers and (plan := _plan_without_misfits(context, config, names, costs, sums)):
         return msgspec.structs.replace(plan, rejected=(*refused, *plan.rejected))
     misfit = next((f"node {nodes[rank].name}: {why}" for rank, why in costs.misfits.items()), "")
     if not misfit:
         names = those_of_one_process(names, context.model)
-    estimates = price(context, names, costs, ring, accumulate, config.schedule)
+    estimates = price(context, names, costs, sums, accumulate, config.schedule)
     chosen = choose(names, misfit, estimates)
     refused = (*refused, *why_divided(names, chosen, misfit, estimates))
     if chosen != shape.strategy:
         shape = shape_of(config, chosen, len(nodes), batch_size)
-    plan = _divided(context, shape, nodes, costs, ring)
+    plan = _divided(context, shape, nodes, costs, sums)
     if config.columns > 1:
         plan = in_columns(plan, config.columns)
     if is_of_teams(chosen):
@@ -110,18 +111,20 @@ def make_plan(context: RankContext, config: RunConfig, refused: Sequence[Rejecte
     return msgspec.structs.replace(plan, rejected=(*refused, *plan.rejected))
 
 
-def _divided(context: RankContext, shape: Shape, nodes: Sequence[NodeSpec], costs: MeasuredCosts, ring: Ring) -> Plan:
+def _divided(context: RankContext, shape: Shape, nodes: Sequence[NodeSpec], costs: MeasuredCosts, sums: Sums) -> Plan:
     """Divide the work among `nodes`, after further measurements if needed; all ranks call this."""
     exchange = None
     if shape.strategy == "data":
         calibrate_pace(context, shape.samples, shape.micro_batches)
-        exchange = gradient_sync(context.group, context.model, ring, shape.micro_batches)
+        exchange = gradient_sync(context.group, context.model, sums, shape.micro_batches)
     plan = divide(shape, nodes, costs.workers, context.batch_size, exchange)
-    return msgspec.structs.replace(plan, ring=ring) if exchange is not None and costs.workers else plan
+    if exchange is None or not costs.workers:
+        return plan
+    return msgspec.structs.replace(with_lines(plan, exchange, sums.line_rates), ring=sums.ring)
 
 
 def _plan_without_misfits(
-    context: RankContext, config: RunConfig, names: Sequence[str], costs: MeasuredCosts, ring: Ring
+    context: RankContext, config: RunConfig, names: Sequence[str], costs: MeasuredCosts, sums: Sums
 ) -> Plan | None:
     """Return the plan of only the nodes that hold the model; None if the others are needed. All ranks call this.
 
@@ -138,7 +141,7 @@ def _plan_without_misfits(
     if shares is not None and any(shares[rank] for rank in holding):
         shape = shape._replace(shares=[shares[rank] for rank in holding])
     try:
-        plan = _divided(context, shape, [context.env.nodes[rank] for rank in holding], costs, ring)
+        plan = _divided(context, shape, [context.env.nodes[rank] for rank in holding], costs, sums)
     except DoesNotFit:
         if "pipeline" in names:
             return None

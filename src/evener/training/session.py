@@ -76,6 +76,7 @@ class TrainingSession:
         is_behind: Callable[[], bool] = bool,
     ) -> None:
         self._env, self._group, self.plan = env, group, plan
+        group.divide_sums(plan.line_rates)
         self._saving = saving
         self._began = 0.0
         last_good = saving.last_good if saving else str

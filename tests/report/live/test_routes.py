@@ -103,3 +103,15 @@ def test_nodes_of_a_protocol_exchange_only_with_the_master(agreement: str, conte
         (MASTER, "b", "weights"),
     ]
     assert {route.bytes_per_second for route in found} == {None}
+
+
+def test_sums_divided_by_lines_go_to_owners() -> None:
+    plan = plan_of("data", [1, 1, 1])
+    plan = replace(plan, line_rates={"a": 4e6, "b": 4e6, "c": 1e6})
+    drawn = routes(plan, "abc")
+    found = {f"{one.source}{one.target} {content}" for one in drawn for content in one.content.split(", ")}
+    assert found == {f"{other}{owner} gradients" for other, owner in ("ab", "ba", "ca", "cb")} | {
+        f"{owner}{other} sums of gradients" for other, owner in ("ab", "ba", "ca", "cb")
+    }
+    without = {f"{one.source}{one.target}" for one in routes(plan, "ab")}
+    assert without == {"ab", "ba"}

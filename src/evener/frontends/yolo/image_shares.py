@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from evener.benchmark.dry_run import dry_run_of
-from evener.benchmark.exchanges import measure_all_reduce
 from evener.benchmark.task_timing import time_task
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
@@ -29,7 +28,7 @@ from evener.frontends.yolo.step_gradients import cadence
 from evener.launch.nodes import NodeSpec, relative_shares
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import NodeCost, apportion, weights_to_workers
-from evener.oracle.data_parallel import GradientSync
+from evener.oracle.data_parallel import GradientSync, with_lines
 from evener.oracle.rebalance import Balance
 from evener.records.errors import DoesNotFit, InvalidInput, NotNeeded
 from evener.records.plan import Plan, Rejected
@@ -41,6 +40,7 @@ from evener.training.costs import (
     gradient_bytes,
     gradient_sync,
     measure_ranks,
+    measure_sums_of,
     memory_limit,
     worker_of,
 )
@@ -252,18 +252,19 @@ def share_plan(
     rows = tuple((rank,) for rank in range(len(nodes)))
     sizes = relative or [float(size) for size in apportion(batch_size, workers)]
     calibrate(env, group, partial(_time_alone, time_steps, env, nodes, batch_size, sizes))
-    exchange = gradient_sync(group, model, measure_all_reduce(group, gradient_bytes(model)))
+    sums = measure_sums_of(env, group, model)
+    exchange = gradient_sync(group, model, sums)
     exchange = replace(
         exchange, gradient_bytes=round(exchange.gradient_bytes / rhythm.batches_of_exchange)
     )  # of a batch
     shape = Shape("data", rows, 1, batch_size, sizes if relative is not None or needs_all else None)
-    plan = divide(shape, nodes, workers, batch_size, exchange)
+    plan = with_lines(divide(shape, nodes, workers, batch_size, exchange), exchange, sums.line_rates)
     out = (Rejected(what=env.nodes[rank].name, reason=why, is_node=True) for rank, why in misfits.items())
     return msgspec.structs.replace(
         plan,
         rejected=(*out, *plan.rejected),
         local_steps=trainer.accumulate,
-        ring=(exchange.alpha, exchange.beta),
+        ring=sums.ring,
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from evener.oracle.owned_sums import shares_of_sums
 from evener.records.agreement import agreement_facts
 from evener.records.plan import WHOLE_MODEL, Assignment, Plan, is_pipeline
 from evener.records.schema import Part
@@ -79,7 +80,20 @@ def _hops(plan: Plan, ranks: Sequence[Assignment]) -> Iterator[_Hop]:
         for replica in replicas:
             yield from _within(plan, replica)
     if len(replicas) > 1 or "spatial" in plan.strategy:
+        yield from _sums(ranks, plan.line_rates)
+
+
+def _sums(ranks: Sequence[Assignment], line_rates: Mapping[str, float]) -> Iterator[_Hop]:
+    """Yield the sums of gradients: by owners, where they are divided by the rates of the lines, else in a ring."""
+    rates = [line_rates.get(one.node, 0.0) for one in ranks]
+    shares = shares_of_sums(rates) if all(rates) else ()
+    if not shares:
         yield from _ring(ranks, "gradients")
+    for owner, share in zip(ranks, shares, strict=False):
+        for other in ranks if share else ():
+            if other is not owner:
+                yield _Hop(other, owner, "gradients")
+                yield _Hop(owner, other, "sums of gradients")
 
 
 def _within(plan: Plan, replica: Sequence[Assignment]) -> Iterator[_Hop]:
