@@ -100,7 +100,12 @@ class Relay:
         try:
             await asyncio.Event().wait()
         finally:
-            self._server.close()  # without waiting for connections, which end with the loop
+            self._server.close()
+            while self._tasks:
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.wait(self._tasks)
+            await asyncio.sleep(0)  # connections that were closed end in the next turn of the loop
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a new connection in a task, and close it afterwards, even if the relay ends before the task begins."""
