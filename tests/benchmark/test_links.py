@@ -193,3 +193,12 @@ def test_half_round_trips_count_and_large_messages_take_long_enough(
 def test_noisy_timings_give_no_negative_alpha_or_beta() -> None:
     assert latency_and_cost((8, 0.002), (1000, 0.001)) == (0.002, 0.0)
     assert latency_and_cost((900, 0.001), (1000, 1.0))[0] == 0
+
+
+@pytest.mark.parametrize("size", range(2, 10))
+def test_every_pair_meets_once_and_no_rank_has_two_partners(size: int) -> None:
+    rounds = links._rounds_of_pairs(size)
+    assert len(rounds) == size - 1 + size % 2
+    assert all(partners[peer] == rank for partners in rounds for rank, peer in partners.items())
+    met = sorted((rank, peer) for partners in rounds for rank, peer in partners.items() if rank < peer)
+    assert met == [(a, b) for a in range(size) for b in range(a + 1, size)]

@@ -27,7 +27,7 @@ from evener.comm.owned_sums import OwnedSum
 from evener.comm.signed_store import SignedStore
 from evener.comm.step_timing import StepTimer
 from evener.comm.traffic import Traffic
-from evener.oracle.owned_sums import shares_of_sums
+from evener.oracle.owned_sums import shares_among
 from evener.system.accelerators import is_accelerator, model_and_units
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in PyTorch 2.13
@@ -276,9 +276,8 @@ class Group:
         self._choose_owners()
 
     def _choose_owners(self) -> None:
-        known = [self._line_rates.get(node, 0.0) for node in self.nodes]
-        has_owners = all(known) and self.process_group is not None and not self.has_accelerators
-        self.sum_shares = shares_of_sums(known) if has_owners else ()
+        may_divide = self.process_group is not None and not self.has_accelerators
+        self.sum_shares = shares_among(self.nodes, self._line_rates) if may_divide else ()
 
     def _has_owners(self, tensor: Tensor, kind: str) -> bool:
         """Whether the elements of a sum have owners; the same on all ranks."""

@@ -14,7 +14,7 @@ import msgspec
 from evener.oracle.apportion import NodeCost, apportion, finish_seconds, weights_to_workers
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
-from evener.oracle.owned_sums import bytes_of_owned_sum, shares_of_sums
+from evener.oracle.owned_sums import bytes_of_owned_sum, shares_among
 from evener.records.errors import DoesNotFit, require
 from evener.records.plan import Assignment, Plan, Prediction, Rejected, Strategy
 
@@ -112,7 +112,7 @@ def with_lines(plan: Plan, exchange: GradientSync, rates: Mapping[str, float]) -
 
     Seconds stay as they are: `exchange` was measured with such sums.
     """
-    shares = _shares_of(plan.assignments, rates)
+    shares = shares_among([one.node for one in plan.assignments], rates)
     if not shares or plan.prediction is None:
         return plan
     sent = exchange.sent_bytes(len(shares), shares)
@@ -120,15 +120,9 @@ def with_lines(plan: Plan, exchange: GradientSync, rates: Mapping[str, float]) -
     return msgspec.structs.replace(plan, line_rates=dict(rates), prediction=prediction)
 
 
-def _shares_of(assignments: Sequence[Assignment], rates: Mapping[str, float]) -> tuple[float, ...]:
-    """Return the shares of sums that these ranks make; empty for a ring."""
-    known = [rates.get(one.node, 0.0) for one in assignments]
-    return shares_of_sums(known) if all(known) else ()
-
-
 def _relative_bytes(assignments: Sequence[Assignment], rates: Mapping[str, float]) -> float:
     """Return the bytes that a rank sends for each byte of gradients, at most."""
-    shares = _shares_of(assignments, rates)
+    shares = shares_among([one.node for one in assignments], rates)
     return bytes_of_owned_sum(1, len(shares), max(shares)) if shares else ring_bytes(1, len(assignments))
 
 

@@ -5,12 +5,12 @@ rank that owns a share f of n bytes, among p ranks, sends and receives n (1 + f 
 sends and receives 2 n (p - 1) / p bytes (Patarasuk & Yuan 2009). So a rank on a slow line that owns nothing carries
 p / (2 (p - 1)) of a ring's bytes: two thirds among four ranks, and never less than half.
 
-    shares f, largest first, such that all lines end together:     1 + f (p - 2) = T rate,  0 <= f,  their sum is 1
+    shares f such that all lines end after T seconds per byte:    1 + f (p - 2) = T rate,  f >= 0,  their sum is 1
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from evener.records.errors import require
 
@@ -45,6 +45,17 @@ def shares_of_sums(rates: Sequence[float]) -> tuple[float, ...]:
         return ()
     wanted = _wanted(rates, seconds)
     return tuple(share / sum(wanted) for share in wanted)
+
+
+def shares_among(nodes: Iterable[str], line_rates: Mapping[str, float]) -> tuple[float, ...]:
+    """Return `shares_of_sums` of a rank on each of these nodes; empty if the rate of a line is not known.
+
+    Args:
+        nodes: in order of ranks.
+        line_rates: bytes per second by node.
+    """
+    rates = [line_rates.get(node, 0.0) for node in nodes]
+    return shares_of_sums(rates) if all(rates) else ()
 
 
 def _wanted(rates: Sequence[float], seconds: float) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from rich.table import Table
 
-from evener.oracle.owned_sums import shares_of_sums
+from evener.oracle.owned_sums import shares_among
 from evener.records.plan import Check, Plan, Prediction, Rejected
 from evener.records.record import TrainRecord
 from evener.report.measured import typical_step, waiting_fraction
@@ -80,13 +80,13 @@ def _copied(steps: int) -> str:
 
 
 def _summed(plan: Plan) -> str:
-    rates = [plan.line_rates.get(one.node, 0.0) for one in plan.assignments]
-    shares = shares_of_sums(rates) if all(rates) else ()
-    lines = [
-        f"{one.node} {share:.0%} ({human_bytes(rate)}/s)"
-        for one, rate, share in zip(plan.assignments, rates, shares, strict=False)
+    nodes = [one.node for one in plan.assignments]
+    shares = shares_among(nodes, plan.line_rates) or [1 / len(nodes)] * len(nodes)
+    parts = [
+        f"{node} {share:.0%} ({human_bytes(plan.line_rates[node])}/s)" if node in plan.line_rates else node
+        for node, share in zip(nodes, shares, strict=True)
     ]
-    return f"Who sums gradients, by the rates of the lines: {', '.join(lines) if lines else 'all alike'}"
+    return f"Parts of the sums of gradients, by the rates of the lines: {', '.join(parts)}"
 
 
 def _checked(check: Check) -> str:

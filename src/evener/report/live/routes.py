@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from evener.oracle.owned_sums import shares_of_sums
+from evener.oracle.owned_sums import shares_among
 from evener.records.agreement import agreement_facts
 from evener.records.plan import WHOLE_MODEL, Assignment, Plan, is_pipeline
 from evener.records.schema import Part
@@ -85,8 +85,7 @@ def _hops(plan: Plan, ranks: Sequence[Assignment]) -> Iterator[_Hop]:
 
 def _sums(ranks: Sequence[Assignment], line_rates: Mapping[str, float]) -> Iterator[_Hop]:
     """Yield the sums of gradients: by owners, where they are divided by the rates of the lines, else in a ring."""
-    rates = [line_rates.get(one.node, 0.0) for one in ranks]
-    shares = shares_of_sums(rates) if all(rates) else ()
+    shares = shares_among([one.node for one in ranks], line_rates)
     if not shares:
         yield from _ring(ranks, "gradients")
     for owner, share in zip(ranks, shares, strict=False):
