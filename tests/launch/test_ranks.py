@@ -65,6 +65,7 @@ def test_process_killed_before_the_first_step_restarts_the_run(tmp_path: Path) -
     assert kinds[-2:] == ["begins again", "told"]
 
 
+@pytest.mark.slow
 def test_process_frozen_before_the_first_step_restarts_the_run(tmp_path: Path) -> None:
     kinds = events_of(tmp_path, lives=1, step=0, number=signal.SIGSTOP, patience=3)
     assert kinds[-2:] == ["begins again", "told"]

@@ -127,7 +127,11 @@ def close(value: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> Non
 
 
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("shares", [(7, 2, 1), (9, 0, 1), (5, 5), (3, 1, 1, 5)], ids=str)
+@pytest.mark.parametrize(
+    "shares",
+    [(9, 0, 1), (3, 1, 1, 5), *(pytest.param(shares, marks=pytest.mark.slow) for shares in ((7, 2, 1), (5, 5)))],
+    ids=str,
+)
 def test_uneven_shares_equal_one_process(shares: tuple[int, ...], dtype: str) -> None:
     nodes = [NodeSpec(name=f"n{i}", threads=1) for i in range(len(shares))]
     run_local(compare, nodes, {"shares": shares, "dtype": dtype}, patience=30, on_event=print)
