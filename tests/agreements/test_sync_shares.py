@@ -13,14 +13,13 @@ from evener.agreements.data_assigner import (
     CachedDivision,
     divide,
     full_samples,
-    local_steps,
     wanted_samples,
     with_trials,
 )
 from evener.agreements.parameter_server import ParameterServer
 from evener.agreements.settings import AgreementSettings, Sgd
 from evener.agreements.worker_record import SpeedEstimate, fixed_samples_of, seconds_of
-from evener.oracle.apportion import NodeCost, apportion, finish_seconds
+from evener.oracle.apportion import NodeCost, apportion, finish_seconds, local_steps
 from support.server_inboxes import Desk
 
 SGD = Sgd(learning_rate=0.1)

@@ -26,6 +26,21 @@ def test_plan_for_hypothetical_machines_is_ranked_and_saved(tmp_path: Path) -> N
     assert [a.samples for a in saved.assignments] == [plan["batch_size"]]
 
 
+def test_agreements_are_ranked_for_slow_lines(tmp_path: Path) -> None:
+    words = ("plan", "resnet50", "--machines", "rtx3090,rtx3070,rtx3060", "--network", "100mbit", "--agreements")
+    ran = evener(*words, "--save", "rounds.svg", "--json", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    compared = json.loads(ran.stdout.splitlines()[-1])
+    assert compared["master"] == "node-0"
+    rounds = {one["compression"]: one for one in compared["agreements"] if one["agreement"] == "local steps"}
+    assert rounds.keys() == {"none", "bf16", "int8", "top-k"}
+    assert rounds["none"]["sent_bytes"] > 100 * rounds["top-k"]["sent_bytes"]
+    assert rounds["none"]["local_steps"] > rounds["top-k"]["local_steps"]
+    picture = (tmp_path / "rounds.svg").read_text()
+    assert "local steps" in picture
+    assert "Matplotlib" not in ran.stderr
+
+
 def test_fast_links_favour_data_parallelism(tmp_path: Path) -> None:
     ran = evener("plan", "resnet50", "--machines", "h200-node", "--batch-size", "512", "--json", cwd=tmp_path)
     plan = json.loads(ran.stdout.splitlines()[-1])
@@ -43,6 +58,11 @@ def test_fast_links_favour_data_parallelism(tmp_path: Path) -> None:
         ),
         (("resnet50", "--machines", "h200", "--strategy", "foo"), "--strategy must be one of serial, data"),
         (("resnet50", "--machines", "h200", "--precision", "foo"), "--precision must be one of"),
+        (("resnet50", "--machines", "h200", "--scale", "1,2", "--agreements"), "--agreements must be without --scale"),
+        (
+            ("resnet50", "--machines", "h200", "--agreements", "--save", "x.json"),
+            "--save must be a file that ends in .png",
+        ),
         (("resnet50", "--machines", "h200", "--scale", "abc"), "--scale must be numbers of devices such as 1..1024"),
         (("resnet5", "--machines", "h200"), "there is no task 'resnet5'"),
     ],

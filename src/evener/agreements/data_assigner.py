@@ -13,7 +13,7 @@ from math import ceil, inf
 from evener.agreements.messages import Lease, SampleRange
 from evener.agreements.settings import AgreementSettings, Workload
 from evener.agreements.worker_record import WorkerRecord, fixed_samples_of, seconds_of
-from evener.oracle.apportion import NodeCost, apportion
+from evener.oracle.apportion import NodeCost, apportion, local_steps
 from evener.records.errors import require
 from evener.records.schema import Part
 
@@ -193,14 +193,6 @@ class DataAssigner:
         lease = Lease(number=self.number, version=version, samples=samples, num_steps=steps)
         worker.leases[lease.number] = lease
         return lease
-
-
-def local_steps(most: int, seconds: Sequence[float]) -> tuple[int, ...]:
-    """Return the steps of each worker so that all finish together: `most` for the fastest, proportionally fewer for
-    others.
-    """
-    fastest = min(seconds)
-    return tuple([max(1, round(most * fastest / each)) for each in seconds])
 
 
 def wanted_samples(agreement: AgreementSettings, seconds: Sequence[float], remaining: int) -> tuple[int, ...]:

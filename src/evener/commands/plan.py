@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from rich.console import Console
 from rich.table import Table
 
+from evener.agreements.compression import CODECS
 from evener.config.options import PROFILE, PlanConfig
 from evener.data.tasks.load import BUILT_IN_TASKS, is_path, load_task, require_task
 from evener.oracle.advice import advice, plan_of
@@ -17,7 +20,8 @@ from evener.oracle.calibration import fit_profile
 from evener.oracle.catalogue import CARDS, Card
 from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.oracle.hypothetical_cluster import MAX_DEVICES, NETWORKS, NODES, NodeKind, hypothetical_profile
-from evener.oracle.search import ALL_STRATEGIES, search
+from evener.oracle.rounds import best_hub, price_rounds, rounds_advice, rounds_of_ranks
+from evener.oracle.search import ALL_STRATEGIES, Ranking, search
 from evener.oracle.zoo.networks import ZOO, default_options, draw
 from evener.records.errors import InvalidInput, InvalidValue, MissingFile, nearest, require
 from evener.records.graph import ModelGraph
@@ -25,7 +29,14 @@ from evener.records.profile import ClusterProfile, Fabric
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun, write_noun
 from evener.report.canvas import save_figure
-from evener.report.planning_tables import parts_table, ranking_table, scale_figure, scale_table
+from evener.report.planning_tables import (
+    parts_table,
+    ranking_table,
+    rounds_figure,
+    rounds_table,
+    scale_figure,
+    scale_table,
+)
 from evener.report.text import human_count, table_of
 from evener.training.console import open_console, output_file, print_line
 
@@ -42,8 +53,9 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
     """
     if config.save is not None:
         output_file(config.save)
-        is_allowed = config.scale is None or config.save.suffix in PICTURES
-        require(is_allowed, "--save", str(config.save), f"a file that ends in {' or '.join(PICTURES)} with --scale")
+        is_allowed = (config.scale is None and not config.agreements) or config.save.suffix in PICTURES
+        endings = " or ".join(PICTURES)
+        require(is_allowed, "--save", str(config.save), f"a file that ends in {endings} with --scale or --agreements")
     _require_model(config.model)
     profile = _profile(config)
     graph, task, batch_size = _model(config)
@@ -67,6 +79,9 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
     chosen = plan_of(ranking)
     console.print(ranking_table(ranking))
     console.print(parts_table(chosen))
+    if config.agreements:
+        _compare_agreements(ranking, config.save, console, as_json=as_json)
+        return
     if config.save is not None:
         write_noun(chosen, config.save)
         console.print(f"wrote {config.save}")
@@ -74,6 +89,29 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
         print_line(msgspec.json.encode(chosen).decode())
     else:
         print_line(advice(ranking))
+
+
+def _compare_agreements(ranking: Ranking, save: Path | None, console: Console, *, as_json: bool) -> None:
+    """Print which agreement of a master's nodes reaches a goal soonest; save a picture."""
+    model = ranking.model
+    hub = best_hub(model)
+    rounds = price_rounds(model, hub, bytes_of_contributions(model.job.graph))
+    master, ranks = model.profile.devices[hub].node, rounds_of_ranks(ranking.best, model.job.batch_size)
+    console.print(rounds_table(rounds, ranks, master))
+    if save is not None:
+        save_figure(rounds_figure(rounds, ranks), save)
+        console.print(f"wrote {save}")
+    if as_json:
+        agreements = [{**asdict(one), "goal_seconds": one.goal_seconds} for one in rounds]
+        print_line(msgspec.json.encode({"master": master, "agreements": agreements}).decode())
+    else:
+        print_line(rounds_advice(rounds, ranks, master))
+
+
+def bytes_of_contributions(graph: ModelGraph) -> dict[str, int]:
+    """Return the bytes of a contribution by compression."""
+    compressed = {name: codec.num_bytes(graph.parameters) for name, codec in CODECS.items()}
+    return {name: size + graph.buffer_bytes for name, size in {"none": graph.parameter_bytes, **compressed}.items()}
 
 
 def catalogue() -> None:

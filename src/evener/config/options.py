@@ -339,10 +339,18 @@ class PlanConfig(Part, frozen=True, kw_only=True):
         str | None,
         Meta(description="Curves over numbers of devices, such as 1..1024, by adding copies of the last machine."),
     ] = None
-    save: Annotated[Path | None, Meta(description="Write the plan (or, with --scale, the picture) there.")] = None
+    agreements: Annotated[
+        bool,
+        Meta(description="Also rank the agreements of a master's nodes, with the local steps and compression of each."),
+    ] = False
+    save: Annotated[
+        Path | None, Meta(description="Write the plan there; with --scale or --agreements, the picture.")
+    ] = None
 
     def __post_init__(self) -> None:
         require_one_of("--precision", self.precision, PRECISIONS)
+        is_one = not (self.agreements and self.scale is not None)
+        require(is_one, "--agreements", self.agreements, "without --scale, which has a table of its own")
         for strategy in self.strategy:
             require_one_of("--strategy", strategy, get_args(Strategy))
         is_size = self.batch_size is None or 0 < self.batch_size <= 10**9

@@ -128,6 +128,14 @@ def weights_to_workers(weights: Sequence[float], max_units: Sequence[int | None]
     ]
 
 
+def local_steps(most: int, seconds: Sequence[float]) -> tuple[int, ...]:
+    """Return the steps of each worker so that all finish together: `most` for the fastest, proportionally fewer for
+    others.
+    """
+    fastest = min(seconds)
+    return tuple([max(1, round(most * fastest / each)) for each in seconds])
+
+
 def finish_seconds(shares: Sequence[int], workers: Sequence[NodeCost]) -> float:
     """Return the seconds until the last worker has done its share."""
     return max(worker.seconds(n) for worker, n in zip(workers, shares, strict=True))

@@ -60,6 +60,13 @@ def test_all_messages_to_a_hub_pass_its_one_link() -> None:
     assert topology.star(0, range(5)).beta == pytest.approx(4 * 0.1)
 
 
+@pytest.mark.parametrize(("slow", "beta"), [(0.1, 3 * 0.1), (0.2, 3 * 0.1), (0.5, 0.5)])
+def test_slow_message_to_a_hub_does_not_slow_down_the_others(slow: float, beta: float) -> None:
+    links = tuple(LinkProfile(source=0, target=i, alpha=1.0, beta=slow if i == 3 else 0.1) for i in (1, 2, 3))
+    topology = Topology(ClusterProfile(devices=tuple(device(name, 0) for name in "abcd"), links=links))
+    assert topology.star(0, range(4)).beta == pytest.approx(beta)
+
+
 def test_missing_links_cost_as_much_as_the_worst_of_their_kind() -> None:
     links = (
         LinkProfile(source=0, target=1, alpha=1.0, beta=0.01),

@@ -85,12 +85,12 @@ class Topology:
 
     def star(self, hub: int, devices: Sequence[int]) -> LinkCost:
         """Return the channel of simultaneous messages from all `devices` to `hub`, through its one link; the reverse is
-        equal.
+        equal. That link is as fast as the fastest message to it.
         """
         outside = [(device, hub) for device in devices if self.nodes[device] != self.nodes[hub]]
         inside = [(device, hub) for device in devices if self.nodes[device] == self.nodes[hub] and device != hub]
         channel = self._channel([*outside, *inside])
-        alone = max((self._alone(*hop)[1] for hop in outside or inside), default=0.0) * self._learnt
+        alone = min((self._alone(*hop)[1] for hop in outside or inside), default=0.0) * self._learnt
         return LinkCost(channel.alpha, max(channel.beta, len(outside or inside) * alone))
 
     def _level(self, source: int, target: int) -> int:
