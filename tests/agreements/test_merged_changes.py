@@ -11,9 +11,21 @@ import pytest
 
 from evener.agreements.compression import compressor_for
 from evener.agreements.layout import Flat
-from evener.agreements.messages import Answer
+from evener.agreements.messages import Answer, Lease
 from evener.agreements.parameter_server import ParameterServer
-from evener.agreements.settings import AgreementSettings, Workload, average, diloco, federated, synchronous
+from evener.agreements.settings import (
+    Adam,
+    AgreementSettings,
+    Grouped,
+    Sgd,
+    Workload,
+    asynchronous,
+    average,
+    bounded,
+    diloco,
+    federated,
+    synchronous,
+)
 from evener.agreements.snapshot import load_snapshot, save_snapshot
 from evener.agreements.threads import ThreadPool
 from evener.agreements.update import Optimiser
@@ -34,6 +46,7 @@ CASES = {
     "average": sparse(average(batch=8, local_steps=2)),
     "diloco": sparse(diloco(batch=8, local_steps=2, learning_rate=0.5, momentum=0.5)),
     "overlapped": sparse(average(batch=8, local_steps=2), is_overlapped=True),
+    "sync": sparse(synchronous(batch=24, outer=Sgd(learning_rate=0.01, momentum=0.9))),
 }
 HIDDEN = 1000
 """Hidden units of a model of 10 000 parameters; a contribution holds 192 of them."""
@@ -221,11 +234,67 @@ def test_weights_without_the_state_of_the_optimizer_are_rejected() -> None:
         replica.take(Answer(version=0, contents="weights"), problem.start.memory.data)
 
 
-def test_gradients_and_slow_lines_are_not_made_sparse() -> None:
+@pytest.mark.parametrize(
+    "agreement",
+    [
+        synchronous(batch=8, outer=Adam(learning_rate=0.01)),
+        synchronous(batch=8, outer=Grouped(rules=(Adam(learning_rate=0.01),), group_of=(0,))),
+        msgspec.structs.replace(synchronous(batch=8, outer=Sgd(learning_rate=0.01)), clip_norm=1.0),
+        asynchronous(batch=8, outer=Sgd(learning_rate=0.01)),
+        bounded(batch=8, outer=Sgd(learning_rate=0.01)),
+    ],
+    ids=["Adam", "Adam of groups", "clip_norm", "async", "bounded"],
+)
+def test_steps_that_workers_cannot_make_with_sparse_gradients_are_refused(agreement: AgreementSettings) -> None:
     with refused(InvalidValue):
-        sparse(synchronous(batch=8, outer=average(batch=8).outer))
+        sparse(agreement)
+
+
+def test_slow_lines_are_not_made_sparse() -> None:
     with refused(InvalidValue):
         msgspec.structs.replace(average(batch=8), slow_link="top-k")
+
+
+def test_more_of_a_gradient_comes_if_what_was_left_out_is_remembered() -> None:
+    size = 8_192
+    packing = compressor_for(of := layout(size, doubles=64), "top-k", ThreadPool(1))
+    assert packing is not None
+    change = Flat(of)
+    change.parameters[1][:] = np.random.default_rng(0).standard_normal(size)
+    received = {}
+    for remembers in (True, False):
+        changes, total = MergedChanges(of, packing, remembers=remembers), np.zeros(size)
+        for version in range(400):
+            total += changes.compressed(version, change).parameters[1]
+        received[remembers] = np.count_nonzero(total)
+    assert received[False] == size // 4096 * 64
+    assert received[True] > 6 * received[False]
+
+
+@pytest.mark.parametrize("rule", ["plain", "of groups"])
+def test_sparse_gradients_with_an_unused_parameter_keep_the_bits_alike(rule: str) -> None:
+    problem = Problem(hidden=HIDDEN)
+    sgd = Sgd(learning_rate=0.01, momentum=0.9, weight_decay=0.01)
+    num_parameters = sum(entry.kind == "parameter" for entry in problem.layout.entries)
+    groups = Grouped(
+        rules=(sgd, msgspec.structs.replace(sgd, learning_rate=0.02)), group_of=(0, 1) * (num_parameters // 2)
+    )
+    agreement = sparse(synchronous(batch=24, outer=sgd if rule == "plain" else groups))
+    engines = {one: Forgetful(problem) for one in "abc"}
+    stepped = run_stepped(server_of(problem, agreement), agreement, engines)
+    assert len(common_of(stepped)) == 1
+
+
+class Forgetful(NumpyEngine):
+    """An engine whose gradient does not reach the first parameter."""
+
+    unused = (0,)
+
+    def gradient(self, lease: Lease, into: Flat) -> float:
+        loss = super().gradient(lease, into)
+        entry = self.layout.entries[0]
+        into.views()[entry.name][...] = 0
+        return loss
 
 
 @pytest.mark.parametrize("robust", ["trimmed", "median", "krum"])

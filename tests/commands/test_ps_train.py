@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 from evener.commands.train import perform
 from evener.commands.train_by_agreement import train_by_agreement
 from evener.config.run_config import RunConfig
+from evener.records.errors import InvalidInput
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
 from support.commands import TINY
+from support.refusals import refused
 
 SMOOTH = str(Path(TINY).with_name("smooth.py"))
 DIGITS = {"channels": "8", "blocks": "1"}
@@ -44,6 +46,23 @@ def test_synchronous_updates_equal_one_process(tmp_path: Path, optimizer: str) -
     alone_record = read_noun(tmp_path / "alone" / "record.json", TrainRecord)
     assert record.validation_accuracy == alone_record.validation_accuracy
     assert record.validations[-1].loss == pytest.approx(alone_record.validations[-1].loss, abs=1e-10)
+
+
+@pytest.mark.parametrize("compress", ["top-k", pytest.param("int8", marks=pytest.mark.slow)])
+def test_compressed_gradients_learn_and_are_named_approximate(tmp_path: Path, compress: str) -> None:
+    words: dict[str, Any] = {"option": {"optimizer": "sgd"}, "epochs": 12}
+    record, weights = train(tmp_path, "1.0,0.5", agreement="sync", compress=compress, **words)
+    losses = [step.loss for step in record.steps if step.loss is not None]
+    assert losses[-1] < 0.8 * losses[0]
+    assert (tmp_path / "events.jsonl").read_text().count('"kind":"approximate"') == 1
+    assert record.bytes_saved > 0
+    assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+
+
+@pytest.mark.parametrize("option", [{"optimizer": "adam"}, {"optimizer": "sgd", "clip_norm": "1.0"}], ids=str)
+def test_sparse_gradients_are_refused_where_nodes_cannot_make_the_steps(tmp_path: Path, option: dict[str, str]) -> None:
+    with refused(InvalidInput):
+        train(tmp_path, "1.0,0.5", agreement="sync", compress="top-k", option=option)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def by_compression(rounds: Sequence[Rounds]) -> dict[str, Rounds]:
 
 
 def sync_of(rounds: Sequence[Rounds]) -> Rounds:
-    (one,) = (one for one in rounds if one.agreement == "sync")
+    (one,) = (one for one in rounds if one.agreement == "sync" and one.compression == "none")
     return one
 
 
@@ -89,6 +89,23 @@ def test_local_steps_are_the_fewest_with_which_nodes_compute_nine_tenths() -> No
     assert [rounds[code].local_steps for code in BYTES] == sorted(
         (r.local_steps for r in rounds.values()), reverse=True
     )
+
+
+@pytest.mark.parametrize(("optimizer", "codes"), [("momentum", ["none", "top-k"]), ("adam", ["none"])])
+def test_sync_is_priced_with_the_compression_that_its_optimizer_can_have(optimizer: str, codes: list[str]) -> None:
+    model = star([0.2, 0.4], [10, 10])
+    rounds = price_rounds(CostModel(replace(model.job, optimizer=optimizer), model.profile), 0, BYTES)
+    assert sorted(one.compression for one in rounds if one.agreement == "sync") == codes
+
+
+def test_encoding_takes_time_even_on_a_fast_line() -> None:
+    model = star([0.2, 0.4], [1e9, 1e9])
+    of = by_compression(price_rounds(model, 0, dict.fromkeys(BYTES, 0)))
+    lines = of["none"].exchange_seconds
+    coding = {code: (one.exchange_seconds - lines) / model.job.graph.parameters for code, one in of.items()}
+    assert coding["none"] == 0
+    assert coding["int8"] == pytest.approx(2 * 1.8e-9 + 3 * 0.4e-9)
+    assert coding["top-k"] == pytest.approx(2 * 10.7e-9 + 3 * 0.7e-9)
 
 
 def test_line_too_slow_for_all_local_steps_gets_the_most() -> None:
@@ -162,6 +179,7 @@ def test_measured_times_of_mnist_on_slow_lines_are_predicted() -> None:
     model = star([0.154 * BATCH / 128] * 4, [100] * 4)
     model = CostModel(replace(model.job, batch_size=128), model.profile)
     rounds = price_rounds(model, 0, sizes, devices=[1, 2, 3])  # the master's machine does not train
-    seconds = {one.compression if one.local_steps > 1 else "sync": one.goal_seconds for one in rounds}
+    seconds = {one.compression: one.goal_seconds for one in rounds if one.local_steps > 1}
+    seconds["sync"] = sync_of(rounds).goal_seconds
     for name, measured in (("sync", 170.8), ("none", 28.2), ("int8", 27.7), ("top-k", 42.1)):
         assert seconds[name] * epochs_of_sync * samples == pytest.approx(measured, rel=0.12)

@@ -23,6 +23,7 @@ WAYS: dict[str, AgreementSettings] = {
     "diloco": settings.diloco(batch=BATCH, local_steps=2),
     "overlapped": replace(settings.average(batch=BATCH, local_steps=2), is_overlapped=True),
     "int8": replace(settings.average(batch=BATCH, local_steps=2), push="int8", pull="int8"),
+    "sync, top-k": replace(SYNC, push="top-k", pull="top-k"),
     "top-k": replace(settings.diloco(batch=BATCH, local_steps=2), push="top-k", pull="top-k"),
 }
 

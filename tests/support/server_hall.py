@@ -30,6 +30,7 @@ CASES = {
     "sync, fixed": AgreementSettings(batch=3, outer=SGD, division="fixed"),
     "sync, overlapped": AgreementSettings(batch=7, outer=SGD, contribution="delta", is_overlapped=True),
     "sync, int8 both ways": AgreementSettings(batch=7, outer=SGD, push="int8", pull="bf16"),
+    "sync, top-k both ways": AgreementSettings(batch=7, outer=SGD, push="top-k", pull="top-k"),
     "average of an epoch": AgreementSettings(batch=4, outer=SGD, contribution="delta", local_steps="epoch"),
     "local steps": AgreementSettings(batch=2, outer=SGD, contribution="delta", local_steps=3),
     "local steps, overlapped": AgreementSettings(

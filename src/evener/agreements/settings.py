@@ -106,6 +106,11 @@ class Grouped(Part, frozen=True, kw_only=True, tag="grouped"):
 Outer = Sgd | Adam | Grouped
 
 
+def is_sgd(outer: Outer) -> bool:
+    """Return whether the steps are those of SGD."""
+    return isinstance(outer.rules[0] if isinstance(outer, Grouped) else outer, Sgd)
+
+
 class AgreementSettings(Part, frozen=True, kw_only=True):
     """An agreement: how the server turns the workers' contributions into common weights.
 
@@ -168,8 +173,10 @@ class AgreementSettings(Part, frozen=True, kw_only=True):
             "none where all is compressed already",
         )
         is_dense = "top-k" not in (self.push, self.pull, self.slow_link)
-        may_be_sparse = is_delta and self.staleness == 0 and self.slow_link != "top-k"
-        require(is_dense or may_be_sparse, "compression", "top-k", "another one, unless rounds exchange changes")
+        may_be_sparse = self.staleness == 0 and self.slow_link != "top-k"
+        require(is_dense or may_be_sparse, "compression", "top-k", "another one, unless updates are made in rounds")
+        may_be_sparse = is_delta or (self.clip_norm is None and is_sgd(self.outer))
+        require(is_dense or may_be_sparse, "compression", "top-k", "another one, unless by SGD without clip_norm")
         is_mean = self.robust in ("mean", "clip")  # most numbers of sparse contributions are zeros, as is their median
         require(is_dense or is_mean, "robust", self.robust, "mean or clip with top-k")
         require(is_mean or not self.skips_late, "robust", self.robust, "mean or clip with skips_late")

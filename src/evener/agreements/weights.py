@@ -180,11 +180,14 @@ class MergedChanges:
     Args:
         layout: layout of the weights.
         compressor: compressor of the contributions.
+        remembers: whether what compression leaves out is added to the next contribution. Gradients need it; changes of
+            weights do not, since local steps find it again.
     """
 
-    def __init__(self, layout: StateLayout, compressor: Compressor) -> None:
+    def __init__(self, layout: StateLayout, compressor: Compressor, *, remembers: bool = False) -> None:
         self._compressor, self._limit = compressor, layout.num_bytes
         self._decoded = Flat(layout)
+        self._residual = Flat(layout) if remembers else None
         self._images: deque[Bytes] = deque()
         self._version = 0
 
@@ -202,7 +205,10 @@ class MergedChanges:
             self._images.clear()  # all workers receive the weights
             return change
         image = np.empty(self._compressor.num_bytes, np.uint8)
-        self._compressor.pack_once(change, image)
+        if self._residual is None:
+            self._compressor.pack_once(change, image)
+        else:
+            self._compressor.pack(change, self._residual, image)
         self._compressor.unpack(image, self._decoded)
         self._images.append(image)
         if len(self._images) * len(image) > self._limit:
@@ -239,14 +245,15 @@ class Broadcast:
         self._is_shared = agreement.staleness == 0
         self._merged: MergedChanges | None = None
         if agreement.sends_merged and self._compressor is not None:
-            self._merged = MergedChanges(common.weights.layout, self._compressor)
+            remembers = agreement.contribution == "gradient"
+            self._merged = MergedChanges(common.weights.layout, self._compressor, remembers=remembers)
         self._copies: dict[str, Copy] = {}
         self._versions: dict[str, int] = {}
 
     def update(self, change: Flat, unused: frozenset[int]) -> None:
         """Make the next version of the weights by a merged contribution, as compression leaves it."""
-        if self._merged is not None:
-            change = self._merged.compressed(self._common.version, change)
+        if self._merged is not None:  # workers make the same step, and do not know which parameters were unused
+            change, unused = self._merged.compressed(self._common.version, change), frozenset()
         self._common.update(change, unused)
 
     def pull(self, worker: str, *, is_slow_link: bool = False) -> Pull:

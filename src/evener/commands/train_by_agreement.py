@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from evener.agreements.settings import AGREEMENT_SETTINGS, AgreementSettings, Outer, Workload
+from evener.agreements.settings import AGREEMENT_SETTINGS, AgreementSettings, Outer, Workload, is_sgd
 from evener.commands.doctor_nodes import code_of, look_before_run, question_of
 from evener.commands.engines import is_thin, load_backend, probe_of, require_twins
 from evener.commands.submission import PreparedRun, new_run_name, pack, submit_run
@@ -181,6 +181,9 @@ def check_of(
     Raises:
         NeedsRanks: the nodes would not train like a single process.
     """
+    if config.agreement == "sync" and config.compress not in (None, "none"):
+        why = f"--compress {config.compress} makes updates approximate: the nodes do not learn what one process learns"
+        show(Event(step=0, kind="approximate", message=why))
     is_divided = config.num_local_nodes != 1 and job.agreement.batch > 1
     if config.agreement != "sync" or not config.check or not is_divided:
         return None
@@ -317,6 +320,8 @@ def agreement_of(
     options = {name: value for name, value in knobs.items() if value is not None}
     agreement = AGREEMENT_SETTINGS[config.agreement](batch=batch, **options)
     compression = config.compress or "none"
+    if compression == "top-k" and agreement.contribution == "gradient":
+        _require_sparse(agreement, clip_norm)
     robust = config.robust or agreement.robust
     return replace(
         agreement,
@@ -329,3 +334,12 @@ def agreement_of(
         merge=config.merge or agreement.merge,
         clip_norm=clip_norm if agreement.contribution == "gradient" else None,
     )
+
+
+def _require_sparse(agreement: AgreementSettings, clip_norm: float | None) -> None:
+    """Raise InvalidInput unless nodes can make the steps of the task's optimizer, as they do with `top-k`."""
+    reason = "needs an SGD, since Adam divides by squares of gradients, which are mostly zero then"
+    if is_sgd(agreement.outer):
+        reason = "cannot bound the norm of a gradient: leave the task's clip_norm out" if clip_norm is not None else ""
+    if reason:
+        raise InvalidInput(f"--agreement sync with --compress top-k {reason}; or take --compress int8")

@@ -132,7 +132,7 @@ class Epoch(Part, frozen=True, kw_only=True):
 
 
 class Event(Part, frozen=True, kw_only=True):
-    """An event: `rebalanced`, `checkpoint`, `left out`, `node lost`, `interrupted`, `resumed` ...
+    """An event: `approximate`, `rebalanced`, `checkpoint`, `left out`, `node lost`, `interrupted`, `resumed` ...
 
     With a parameter server: `joined`, `away`, `excluded`, `back`, `skipped`, `replaced`, `left`, `refused`,
     `expelled`, `master restarted`.

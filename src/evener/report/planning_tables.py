@@ -241,7 +241,7 @@ def rounds_figure(rounds: Sequence[Rounds], ranks: Rounds) -> Figure:
         axes.set_xlim(0, min(1.1 * max(relative), _LONGEST_BAR))
         for place, size in zip(places, relative, strict=True):
             axes.text(min(size, 0.93 * _LONGEST_BAR), place, f" {size:.2f}", va="center", fontsize=8)
-        axes.set_xlabel(f"assumed: local steps need {_needed(rounds)} times the samples of sync")
+        axes.set_xlabel(f"assumed: local steps and compression need {_needed(rounds)} times the samples of sync")
         axes.legend(fontsize=7)
         return figure
 
@@ -253,7 +253,7 @@ def _rounds_label(one: Rounds) -> str:
 
 
 def _needed(rounds: Sequence[Rounds]) -> str:
-    return " or ".join(f"{needed:g}" for needed in sorted({one.needed for one in rounds if one.local_steps > 1}))
+    return " or ".join(f"{needed:g}" for needed in sorted({one.needed for one in rounds if one.needed > 1}))
 
 
 def scale_table(curves: Sequence[Curve]) -> Table:
