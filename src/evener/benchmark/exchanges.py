@@ -96,6 +96,12 @@ class Sums(NamedTuple):
     line_rates: Mapping[str, float] = MappingProxyType({})
 
 
+def may_have_owners(group: Group, largest_bytes: int, hosts: Sequence[str]) -> bool:
+    """Return whether sums of gradients of so many bytes can be divided by lines; see `measure_sums`."""
+    is_small = group.size < 3 or len(set(hosts)) < 2 or largest_bytes < _MIN_OWNED_BYTES
+    return not is_small and group.process_group is not None and not group.has_accelerators
+
+
 def measure_sums(group: Group, largest_bytes: int, hosts: Sequence[str]) -> Sums:
     """Choose how gradients are summed: in a ring, or by owners, where lines differ so much that this is faster.
 
@@ -108,8 +114,7 @@ def measure_sums(group: Group, largest_bytes: int, hosts: Sequence[str]) -> Sums
     """
     group.divide_sums({})
     ring = measure_all_reduce(group, largest_bytes)
-    is_small = group.size < 3 or len(set(hosts)) < 2 or largest_bytes < _MIN_OWNED_BYTES
-    if is_small or group.process_group is None or group.has_accelerators:
+    if not may_have_owners(group, largest_bytes, hosts):
         return Sums(*ring, ring)
     rates = dict(zip(group.nodes, measure_lines(group, hosts), strict=True))
     group.divide_sums(rates)

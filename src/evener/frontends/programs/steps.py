@@ -6,14 +6,16 @@ is the set of operations at the end of its autograd graph, which takes some 25 m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from evener.benchmark.exchanges import may_have_owners, measure_sums
 from evener.comm.group import Group
 from evener.data.sampler import Division
 from evener.frontends.programs.batch_parts import STAND_IN, BatchPart
@@ -157,7 +159,7 @@ class Steps:
         """Begin a step on `part`, loaded by `owner`, unless one is under way."""
         if self._part is not None:
             return
-        session = self._session or self._start(part.total, check)
+        session = self._session or self._start(part.total, check, self._measure_lines())
         self.number += 1
         session.begin_step(self.number)
         self._group.timer.pace.expect(part.loaded)
@@ -165,7 +167,7 @@ class Steps:
 
     def resume_complete(self, batch_size: int) -> None:
         """Begin a run whose steps are all in its checkpoint, so that it has a record."""
-        self._start(batch_size, None)
+        self._start(batch_size, None, {})
 
     def tell_loss(self, loss: Tensor | float) -> None:
         """Set this rank's part of the mean loss of the step; only the first one counts."""
@@ -272,12 +274,23 @@ class Steps:
             return 0.0
         return sampled_weight(self.optimizers[self.number % len(self.optimizers)], self.number)
 
-    def _start(self, total: int, check: Check | None) -> TrainingSession:
+    def _measure_lines(self) -> Mapping[str, float]:
+        """Return the rates of the lines by which gradients are summed; empty if in a ring. All ranks call this."""
+        if self._layers is not None:
+            return {}
+        parameters = {p for one in self.optimizers for group in one.param_groups for p in group["params"]}
+        gradient_bytes = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
+        hosts = [node.host for node in self._env.nodes]
+        if not may_have_owners(self._group, gradient_bytes, hosts):
+            return {}
+        return measure_sums(self._group, gradient_bytes, hosts).line_rates
+
+    def _start(self, total: int, check: Check | None, line_rates: Mapping[str, float]) -> TrainingSession:
         first = self.number + 1
         sizes, workers = self.division.sizes(first, total), self.division.costs(first)
         follows = self._shares is None and self._layers is None
         balance = Balance(costs=workers, shares=tuple(sizes), is_learning=True) if follows else None
-        plan = self._plan_of(total, sizes, check)
+        plan = msgspec.structs.replace(self._plan_of(total, sizes, check), line_rates=dict(line_rates))
         self._session = TrainingSession(
             self._env,
             self._group,
