@@ -41,6 +41,20 @@ def test_agreements_are_ranked_for_slow_lines(tmp_path: Path) -> None:
     assert "Matplotlib" not in ran.stderr
 
 
+def test_changes_of_the_answer_are_shown(tmp_path: Path) -> None:
+    words = ("plan", "resnet50", "--machines", "rtx3090,rtx3070", "--network", "1gbe", "--why")
+    ran = evener(*words, "--strategy", "data", "--json", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert told["plan"]["strategy"] == "serial"
+    changes = {(one["varied"], one["factor"] > 1): one for one in told["changes"]}
+    assert len(changes) == 6
+    assert changes["links", True]["strategy"] == "data"
+    assert changes["links", False]["strategy"] == "serial"
+    shown = evener_here(*words, "--strategy", "data", cwd=tmp_path)
+    assert "What would change the answer" in shown.stdout + shown.stderr
+
+
 def test_fast_links_favour_data_parallelism(tmp_path: Path) -> None:
     ran = evener("plan", "resnet50", "--machines", "h200-node", "--batch-size", "512", "--json", cwd=tmp_path)
     plan = json.loads(ran.stdout.splitlines()[-1])
@@ -58,6 +72,7 @@ def test_fast_links_favour_data_parallelism(tmp_path: Path) -> None:
         ),
         (("resnet50", "--machines", "h200", "--strategy", "foo"), "--strategy must be one of serial, data"),
         (("resnet50", "--machines", "h200", "--precision", "foo"), "--precision must be one of"),
+        (("resnet50", "--machines", "h200", "--scale", "1,2", "--why"), "--why must be without --scale"),
         (("resnet50", "--machines", "h200", "--scale", "1,2", "--agreements"), "--agreements must be without --scale"),
         (
             ("resnet50", "--machines", "h200", "--agreements", "--save", "x.json"),

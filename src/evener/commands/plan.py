@@ -16,6 +16,7 @@ from evener.config.options import PROFILE, PlanConfig
 from evener.data.tasks.load import BUILT_IN_TASKS, is_path, load_task, require_task
 from evener.oracle.advice import advice, plan_of
 from evener.oracle.advice import scale as curves_of
+from evener.oracle.break_even import break_evens
 from evener.oracle.calibration import fit_profile
 from evener.oracle.catalogue import CARDS, Card
 from evener.oracle.cost.model import CostModel, TrainingJob
@@ -30,6 +31,7 @@ from evener.records.record import TrainRecord
 from evener.records.schema import read_noun, write_noun
 from evener.report.canvas import save_figure
 from evener.report.planning_tables import (
+    changes_table,
     parts_table,
     ranking_table,
     rounds_figure,
@@ -79,6 +81,9 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
     chosen = plan_of(ranking)
     console.print(ranking_table(ranking))
     console.print(parts_table(chosen))
+    changes = break_evens(ranking.model, strategies) if config.why else ()
+    if changes:
+        console.print(changes_table(changes, ranking.model.job.batch_size))
     if config.agreements:
         _compare_agreements(ranking, config.save, console, as_json=as_json)
         return
@@ -86,7 +91,8 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
         write_noun(chosen, config.save)
         console.print(f"wrote {config.save}")
     if as_json:
-        print_line(msgspec.json.encode(chosen).decode())
+        result = {"plan": chosen, "changes": [asdict(one) for one in changes]} if config.why else chosen
+        print_line(msgspec.json.encode(result).decode())
     else:
         print_line(advice(ranking))
 

@@ -339,6 +339,7 @@ class PlanConfig(Part, frozen=True, kw_only=True):
         str | None,
         Meta(description="Curves over numbers of devices, such as 1..1024, by adding copies of the last machine."),
     ] = None
+    why: Annotated[bool, Meta(description="Also say which links, batch and memory would change the answer.")] = False
     agreements: Annotated[
         bool,
         Meta(description="Also rank the agreements of a master's nodes, with the local steps and compression of each."),
@@ -349,8 +350,9 @@ class PlanConfig(Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require_one_of("--precision", self.precision, PRECISIONS)
-        is_one = not (self.agreements and self.scale is not None)
-        require(is_one, "--agreements", self.agreements, "without --scale, which has a table of its own")
+        for option, is_wanted in (("--why", self.why), ("--agreements", self.agreements)):
+            is_allowed = not is_wanted or self.scale is None
+            require(is_allowed, option, is_wanted, "without --scale, which has a table of its own")
         for strategy in self.strategy:
             require_one_of("--strategy", strategy, get_args(Strategy))
         is_size = self.batch_size is None or 0 < self.batch_size <= 10**9

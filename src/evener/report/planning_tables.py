@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from evener.oracle.advice import Curve
+from evener.oracle.break_even import LARGEST_FACTOR, BreakEven
 from evener.oracle.cost.model import CostEstimate
 from evener.oracle.rounds import COMPUTING, LOCAL_STEPS, Rounds, chosen_rounds, exact_rounds
 from evener.oracle.search import Ranking
@@ -191,6 +192,31 @@ def parts_table(plan: Plan) -> Table:
         },
         plan.assignments,
     )
+
+
+def changes_table(changes: Sequence[BreakEven], batch_size: int) -> Table:
+    """Return a table of what would change the best plan, in either direction."""
+    return table_of(
+        "What would change the answer",
+        {
+            "if there were": lambda one: _change(one, batch_size),
+            "the best would be": lambda one: one.strategy,
+            ">devices": lambda one: str(one.devices or "-"),
+        },
+        changes,
+        caption="Each alone, all links or devices alike; factors within 5 %.",
+    )
+
+
+def _change(one: BreakEven, batch_size: int) -> str:
+    """Return a change in words; of one that changes nothing, how far it was tried."""
+    tried = ""
+    if one.factor in (LARGEST_FACTOR, 1 / LARGEST_FACTOR):
+        tried = "up to " if one.factor > 1 else "down to "
+    if one.varied == "batch":
+        return f"{tried}{max(1, round(batch_size * one.factor))} samples a step"
+    times = f"{human_count(one.factor)} times" if one.factor > 1 else f"1/{human_count(1 / one.factor)}"
+    return f"{one.varied} {tried}{times} as {'fast' if one.varied == 'links' else 'much'}"
 
 
 def rounds_table(rounds: Sequence[Rounds], ranks: Rounds, master: str) -> Table:
