@@ -11,7 +11,7 @@ import pytest
 
 from evener.agreements.compression import compressor_for
 from evener.agreements.layout import Flat
-from evener.agreements.messages import Answer, Lease
+from evener.agreements.messages import Answer
 from evener.agreements.parameter_server import ParameterServer
 from evener.agreements.settings import (
     Adam,
@@ -68,8 +68,8 @@ def contents_of(stepped: SteppedServer) -> Counter[str]:
 
 
 def length_since(changes: MergedChanges, version: int) -> int:
-    images = changes.since(version)
-    return -1 if images is None else len(images)
+    pull = changes.since(version)
+    return -1 if pull is None else len(pull.image)
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
@@ -271,30 +271,61 @@ def test_more_of_a_gradient_comes_if_what_was_left_out_is_remembered() -> None:
     assert received[True] > 6 * received[False]
 
 
-@pytest.mark.parametrize("rule", ["plain", "of groups"])
-def test_sparse_gradients_with_an_unused_parameter_keep_the_bits_alike(rule: str) -> None:
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_sparse_gradients_with_an_unused_parameter_keep_the_bits_alike(is_grouped: bool) -> None:
     problem = Problem(hidden=HIDDEN)
     sgd = Sgd(learning_rate=0.01, momentum=0.9, weight_decay=0.01)
+    faster = msgspec.structs.replace(sgd, learning_rate=0.02)
     num_parameters = sum(entry.kind == "parameter" for entry in problem.layout.entries)
-    groups = Grouped(
-        rules=(sgd, msgspec.structs.replace(sgd, learning_rate=0.02)), group_of=(0, 1) * (num_parameters // 2)
-    )
-    agreement = sparse(synchronous(batch=24, outer=sgd if rule == "plain" else groups))
-    engines = {one: Forgetful(problem) for one in "abc"}
+    groups = Grouped(rules=(sgd, faster), group_of=(0, 1) * (num_parameters // 2))
+    agreement = sparse(synchronous(batch=24, outer=groups if is_grouped else sgd))
+    engines = {"a": Forgetful(problem), "b": Forgetful(problem), "c": Forgetful(problem)}
     stepped = run_stepped(server_of(problem, agreement), agreement, engines)
     assert len(common_of(stepped)) == 1
+    assert {
+        len(answer.unused) for hand in stepped.hands.values() for answer in hand.answers if answer.contents == "merged"
+    } <= {0, 1}
 
 
 class Forgetful(NumpyEngine):
-    """An engine whose gradient does not reach the first parameter."""
+    """An engine whose optimizer does not hold the first parameter, as `unused` says; its gradient is not zero."""
 
     unused = (0,)
 
-    def gradient(self, lease: Lease, into: Flat) -> float:
-        loss = super().gradient(lease, into)
-        entry = self.layout.entries[0]
-        into.views()[entry.name][...] = 0
-        return loss
+
+def test_parameters_that_no_optimizer_holds_stay_as_they_are() -> None:
+    problem = Problem(hidden=HIDDEN)
+    sgd = Sgd(learning_rate=0.01, momentum=0.9, weight_decay=0.1)
+    agreement = sparse(synchronous(batch=24, outer=sgd))
+    stepped = SteppedServer(server_of(problem, agreement, quorum=1), agreement)
+    for name in "abc":  # the second and third come later
+        stepped.join(name, Forgetful(problem))
+        for _ in range(20):
+            for one in list(stepped.hands):
+                stepped.turn(one)
+    stepped.run()
+    assert len(common_of(stepped)) == 1
+    before, after = (weights.views() for weights in (problem.start, stepped.server.weights))
+    first, second = [entry.name for entry in problem.layout.entries if entry.kind == "parameter"][:2]
+    np.testing.assert_array_equal(before[first], after[first])
+    assert np.abs(before[second] - after[second]).max() > 0
+
+
+def test_resumed_server_remembers_what_compression_left_out(tmp_path: Path) -> None:
+    agreement = CASES["sync"]
+    problem = Problem(hidden=HIDDEN)
+    first = SteppedServer(server_of(problem, agreement), agreement)
+    for name in "abc":
+        first.join(name, NumpyEngine(problem))
+    for _ in range(40):
+        for name in "abc":
+            first.turn(name)
+    save_snapshot(first.server.snapshot(), tmp_path / "master.safetensors")
+    resumed = ParameterServer.resume(load_snapshot(tmp_path / "master.safetensors"), first_number=10**6)
+    ours, saved = resumed._aggregator.broadcast.arrays, first.server._aggregator.broadcast.arrays
+    assert sum(np.count_nonzero(array) for array in saved.values()) > 0
+    for name, array in saved.items():
+        np.testing.assert_array_equal(ours[name], array)
 
 
 @pytest.mark.parametrize("robust", ["trimmed", "median", "krum"])

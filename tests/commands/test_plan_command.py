@@ -31,14 +31,35 @@ def test_agreements_are_ranked_for_slow_lines(tmp_path: Path) -> None:
     ran = evener(*words, "--save", "rounds.svg", "--json", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     compared = json.loads(ran.stdout.splitlines()[-1])
-    assert compared["master"] == "node-0"
-    rounds = {one["compression"]: one for one in compared["agreements"] if one["agreement"] == "local steps"}
+    assert compared["plan"]["strategy"] == "serial"
+    agreements = compared["agreements"]
+    assert agreements["master"] == "node-0"
+    assert agreements["chosen"] in agreements["rounds"]
+    assert agreements["exact"] == agreements["ranks"]
+    rounds = {one["compression"]: one for one in agreements["rounds"] if one["agreement"] == "local steps"}
     assert rounds.keys() == {"none", "bf16", "int8", "top-k"}
     assert rounds["none"]["sent_bytes"] > 100 * rounds["top-k"]["sent_bytes"]
     assert rounds["none"]["local_steps"] > rounds["top-k"]["local_steps"]
     picture = (tmp_path / "rounds.svg").read_text()
     assert "local steps" in picture
     assert "Matplotlib" not in ran.stderr
+
+
+def test_agreements_of_a_task_are_those_that_its_optimizer_and_its_data_allow(tmp_path: Path) -> None:
+    words = ("plan", "digits", "--machines", "rtx3090,rtx3070", "--network", "100mbit", "--agreements", "--json")
+    ran = evener(*words, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    rounds = json.loads(ran.stdout.splitlines()[-1])["agreements"]["rounds"]
+    assert {one["compression"] for one in rounds if one["agreement"] == "sync"} == {"none", "bf16", "int8"}  # AdamW
+    assert max(one["samples"] for one in rounds) == 1438  # of an epoch
+
+
+def test_agreements_that_fit_no_memory_leave_the_plan(tmp_path: Path) -> None:
+    words = ("plan", "vgg16", "--machines", "3xrtx3060", "--batch-size", "4000", "--agreements", "--save", "x.png")
+    ran = evener(*words, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "no agreement of a master's nodes fits" in ran.stdout + ran.stderr
+    assert not (tmp_path / "x.png").exists()
 
 
 def test_changes_of_the_answer_are_shown(tmp_path: Path) -> None:

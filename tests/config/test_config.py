@@ -41,7 +41,7 @@ SHIPPED = {"agreement": "sync", "ship_data": True}
         ({"agreement": "sync", "strategy": "data"}, "--strategy does not go with --agreement: omit one of them"),
         ({"agreement": "sync", "plan": Path("plan")}, "--plan does not go with --agreement"),
         ({"agreement": "sync", "memory": "4GB"}, "--memory does not go with --agreement"),
-        ({"agreement": "async", "compress": "top-k"}, "made in rounds: sync, average, federated and diloco"),
+        ({"agreement": "async", "compress": "top-k"}, "made in rounds: sync, average, federated, diloco"),
         ({"agreement": "sync", "precision": "fp16"}, "--precision must be fp32, bf16 or fp64 with --agreement"),
         ({"agreement": "sync", "local_nodes": "1", "master": "here"}, "leave --master and --token out"),
         ({**SHIPPED, "local_nodes": "1", "data": Path("data")}, "--ship-data: local nodes read the data where"),

@@ -112,6 +112,7 @@ class Aggregator:
         """
         state = snapshot.state
         self.common.resume(state.num_updates, snapshot.optimiser)
+        self.broadcast.resume(snapshot.optimiser)
         self.assigner.resume(state.cursor)
         for name, totals in state.totals.items():
             speed = SpeedEstimate(state.unit_seconds.get(name))
@@ -291,6 +292,7 @@ class Aggregator:
             resets_leases=not member.is_up_to_date,
             is_last=is_over,
             compression=compression,
+            unused=pull.unused,
         )
         member.is_up_to_date = True
         replies.append(WorkerReply(member.name, answer, pull.image))

@@ -5,9 +5,10 @@ refuses. Decoding is exact, with the same bits on every machine: the scales have
 times code needs no rounding, and decoded numbers are encoded to the same bytes again.
 
 The error of compressing a contribution is added to the next one (error feedback): with bf16 and int8, the sum of the
-sent contributions follows the exact sum to within one quantum. With `top-k` the error decays, since most of it is found
-again by the next local steps, and would count twice. Towards the workers no error is kept, since the server sends the
-difference between the weights and the worker's copy; with `top-k` it sends merged contributions.
+sent contributions follows the exact sum to within one quantum. With `top-k` the error decays: after local steps most of
+it is found again by the next ones, and would count twice; of gradients it would come too late and too large. Towards
+the workers no error is kept, since the server sends the difference between the weights and the worker's copy; with
+`top-k` it sends merged contributions, see `weights`.
 
 Parameters are compressed; statistics and counters are sent as they are:
 

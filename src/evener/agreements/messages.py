@@ -14,7 +14,10 @@ from evener.agreements.settings import Compression
 from evener.records.schema import Count, Loss, Part, Seconds, Text, require_measured
 
 MAX_UNUSED = 8192
-"""Limit of unused parameters in one contribution."""
+"""Limit of unused parameters in one contribution, and in the merged ones of an answer."""
+MAX_MERGED = 512
+"""Limit of merged contributions in an answer."""
+Unused = Annotated[tuple[Count, ...], Meta(max_length=MAX_UNUSED)]
 Verdict = Literal["applied", "refused", "duplicate", "late"]
 Range = tuple[Count, Count]
 """First position and number of positions."""
@@ -74,7 +77,7 @@ class Push(Part, frozen=True, kw_only=True, array_like=True):
     number: Count
     seconds: Seconds
     loss: Loss | None = None
-    unused: Annotated[tuple[Count, ...], Meta(max_length=MAX_UNUSED)] = ()
+    unused: Unused = ()
 
     def __post_init__(self) -> None:
         require_measured(self, "seconds")
@@ -100,6 +103,8 @@ class Answer(Part, frozen=True, kw_only=True, array_like=True):
         is_last: whether the run is over.
         compression: encoding of the worker's contributions and differences from now on, for a slow link; none: that of
             the agreement.
+        unused: of each attached merged contribution, indices in the layout of parameters that it did not reach; empty
+            if each reached all.
     """
 
     version: Count
@@ -112,6 +117,7 @@ class Answer(Part, frozen=True, kw_only=True, array_like=True):
     resets_leases: bool = False
     is_last: bool = False
     compression: Compression = "none"
+    unused: Annotated[tuple[Unused, ...], Meta(max_length=MAX_MERGED)] = ()
 
 
 class Update(Part, frozen=True, kw_only=True):

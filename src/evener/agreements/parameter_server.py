@@ -296,8 +296,8 @@ class ParameterServer:
                 if one.speed.fixed_samples is not None
             },
         )
-        arrays = {name: array.copy() for name, array in parts.common.optimiser.arrays.items()}
-        return Snapshot(state, self.weights.copy(), arrays)
+        arrays = {**parts.common.optimiser.arrays, **parts.broadcast.arrays}
+        return Snapshot(state, self.weights.copy(), {name: array.copy() for name, array in arrays.items()})
 
     def _answer_unexpected(self, name: str, worker: WorkerRecord | None, push: Push) -> list[WorkerReply]:
         """Count a duplicate or late contribution; repeat the state, unless the end of the round will."""

@@ -25,8 +25,8 @@ class RunMemory(NamedTuple):
 def run_memory(agreement: AgreementSettings, layout: StateLayout) -> RunMemory:
     """Return the memory that a run of this agreement may take for weights of this layout."""
     has_own_weights = agreement.staleness != 0 or agreement.slow_link != "none"
-    remembers = agreement.sends_merged and agreement.contribution == "gradient"
     return RunMemory(
-        layout.num_bytes * (1 + len(state_names(agreement.outer)) + 2 * agreement.sends_merged + remembers),
+        layout.num_bytes
+        * (1 + len(state_names(agreement.outer)) + 2 * agreement.sends_merged + agreement.remembers_gradients),
         layout.num_bytes * (agreement.depth + has_own_weights + 2 * agreement.sends_merged),
     )

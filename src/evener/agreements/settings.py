@@ -106,9 +106,12 @@ class Grouped(Part, frozen=True, kw_only=True, tag="grouped"):
 Outer = Sgd | Adam | Grouped
 
 
-def is_sgd(outer: Outer) -> bool:
-    """Return whether the steps are those of SGD."""
-    return isinstance(outer.rules[0] if isinstance(outer, Grouped) else outer, Sgd)
+def may_be_sparse(outer: Outer, clip_norm: float | None) -> bool:
+    """Return whether gradients can be compressed with `top-k`, so that workers make the server's steps themselves.
+
+    Adam's powers and the norm of a gradient may differ in the last bit between machines.
+    """
+    return clip_norm is None and isinstance(outer.rules[0] if isinstance(outer, Grouped) else outer, Sgd)
 
 
 class AgreementSettings(Part, frozen=True, kw_only=True):
@@ -173,10 +176,12 @@ class AgreementSettings(Part, frozen=True, kw_only=True):
             "none where all is compressed already",
         )
         is_dense = "top-k" not in (self.push, self.pull, self.slow_link)
-        may_be_sparse = self.staleness == 0 and self.slow_link != "top-k"
-        require(is_dense or may_be_sparse, "compression", "top-k", "another one, unless updates are made in rounds")
-        may_be_sparse = is_delta or (self.clip_norm is None and is_sgd(self.outer))
-        require(is_dense or may_be_sparse, "compression", "top-k", "another one, unless by SGD without clip_norm")
+        is_in_rounds = self.staleness == 0 and self.slow_link != "top-k"
+        require(is_dense or is_in_rounds, "compression", "top-k", "another one, unless updates are made in rounds")
+        is_possible = is_delta or may_be_sparse(self.outer, self.clip_norm)
+        require(
+            is_dense or is_possible, "compression", "top-k", "another one, or gradients of an SGD without clip_norm"
+        )
         is_mean = self.robust in ("mean", "clip")  # most numbers of sparse contributions are zeros, as is their median
         require(is_dense or is_mean, "robust", self.robust, "mean or clip with top-k")
         require(is_mean or not self.skips_late, "robust", self.robust, "mean or clip with skips_late")
@@ -196,6 +201,14 @@ class AgreementSettings(Part, frozen=True, kw_only=True):
     def sends_merged(self) -> bool:
         """Whether workers receive merged contributions, and update their copies of the weights themselves."""
         return self.pull == "top-k"
+
+    @property
+    def remembers_gradients(self) -> bool:
+        """Whether the server adds what compression leaves out of merged gradients to the next ones.
+
+        Changes of weights need no such memory: local steps find again what was left out.
+        """
+        return self.sends_merged and self.contribution == "gradient"
 
 
 def _require_rates(rate: Rate, weight_decay: float) -> None:

@@ -67,7 +67,7 @@ class Snapshot:
     Attributes:
         state: all but the arrays.
         weights: common weights.
-        optimiser: arrays of the optimizer, by name.
+        optimiser: arrays of the optimizer, and what compression has left out of gradients, by name.
         ends: weights at the ends of epochs that are not validated yet.
     """
 

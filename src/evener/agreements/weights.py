@@ -7,15 +7,16 @@ change together and share one copy; otherwise each has one of its own.
 
 A difference is not sparse if the server's optimizer has momentum. With `top-k` the server therefore compresses merged
 contributions, and all make the same step with the decoded ones, workers on their copies of weights and momentum. They
-hold the same bits, since each step rounds every number in the same way on every machine. What compression leaves out is
-forgotten: the workers continue from weights without it, and find it again.
+hold the same bits, since each step rounds every number in the same way on every machine. Of changes of weights, what
+compression leaves out is forgotten: the workers continue from weights without it, and find it again. Of gradients it is
+added to the next update.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 from evener.agreements.compression import Bytes, Compressor, compressor_for
 from evener.agreements.layout import Flat, Floats, StateLayout
-from evener.agreements.messages import Contents
+from evener.agreements.messages import MAX_MERGED, MAX_UNUSED, Contents
 from evener.agreements.settings import AgreementSettings, Outer
 from evener.agreements.threads import ThreadPool
 from evener.agreements.update import Optimiser
@@ -133,12 +134,17 @@ class CommonWeights:
         Raises:
             InvalidFile: arrays are missing, or of another shape.
         """
-        for name, array in self.optimiser.arrays.items():
-            saved = optimiser.get(name)
-            if saved is None or saved.shape != array.shape or saved.dtype != array.dtype:
-                raise InvalidFile(f"the snapshot has no {name} of the optimizer with {array.size} numbers")
-            np.copyto(array, saved)
+        _restore(self.optimiser.arrays, optimiser)
         self.version = version
+
+
+def _restore(arrays: Mapping[str, Floats], saved: Mapping[str, Floats]) -> None:
+    """Overwrite `arrays` with those of the same names. Raises InvalidFile unless all are there and fit."""
+    for name, array in arrays.items():
+        stored = saved.get(name)
+        if stored is None or stored.shape != array.shape or stored.dtype != array.dtype:
+            raise InvalidFile(f"the snapshot has no {name} of the optimizer with {array.size} numbers")
+        np.copyto(array, stored)
 
 
 class Pull(msgspec.Struct, frozen=True):
@@ -147,6 +153,7 @@ class Pull(msgspec.Struct, frozen=True):
     kind: Contents
     image: memoryview
     base: int | None = None
+    unused: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass
@@ -180,29 +187,34 @@ class MergedChanges:
     Args:
         layout: layout of the weights.
         compressor: compressor of the contributions.
-        remembers: whether what compression leaves out is added to the next contribution. Gradients need it; changes of
-            weights do not, since local steps find it again.
+        remembers: whether what compression leaves out is added to the next contribution.
+
+    Attributes:
+        arrays: what compression has left out so far, by name, to save or to overwrite.
     """
 
     def __init__(self, layout: StateLayout, compressor: Compressor, *, remembers: bool = False) -> None:
         self._compressor, self._limit = compressor, layout.num_bytes
         self._decoded = Flat(layout)
         self._residual = Flat(layout) if remembers else None
-        self._images: deque[Bytes] = deque()
+        residuals = self._residual.parameters if self._residual is not None else ()
+        self.arrays: Mapping[str, Floats] = {f"residual.{array.dtype.name}": array for array in residuals}
+        self._changes: deque[tuple[Bytes, tuple[int, ...]]] = deque()
         self._version = 0
 
-    def compressed(self, version: int, change: Flat) -> Flat:
+    def compressed(self, version: int, change: Flat, unused: Collection[int] = ()) -> Flat:
         """Return `change` as workers will decode it, or `change` itself if it has too large numbers.
 
         Args:
             version: version of the weights that it changes.
             change: merged contribution, which is finite.
+            unused: indices in the layout of parameters that it does not reach.
         """
         if version != self._version:
-            self._images.clear()
+            self._changes.clear()
         self._version = version + 1
         if _largest(change.parameters) > _LARGEST:
-            self._images.clear()  # all workers receive the weights
+            self._changes.clear()  # all workers receive the weights
             return change
         image = np.empty(self._compressor.num_bytes, np.uint8)
         if self._residual is None:
@@ -210,18 +222,23 @@ class MergedChanges:
         else:
             self._compressor.pack(change, self._residual, image)
         self._compressor.unpack(image, self._decoded)
-        self._images.append(image)
-        if len(self._images) * len(image) > self._limit:
-            self._images.popleft()
+        self._changes.append((image, tuple(sorted(unused))))
+        if len(self._changes) > MAX_MERGED or len(self._changes) * len(image) > self._limit:
+            self._changes.popleft()
         return self._decoded
 
-    def since(self, version: int) -> Bytes | None:
+    def since(self, version: int) -> Pull | None:
         """Return the changes that follow `version` of the weights, one after the other; None if some are gone."""
         num_missed = self._version - version
-        if not 0 <= num_missed <= len(self._images):
+        if not 0 <= num_missed <= len(self._changes):
             return None
-        images = list(self._images)[len(self._images) - num_missed :]
-        return np.concatenate(images) if images else np.empty(0, np.uint8)
+        missed = list(self._changes)[len(self._changes) - num_missed :]
+        unused = tuple(places for _, places in missed)
+        num_unused = sum(map(len, unused))
+        if num_unused > MAX_UNUSED:
+            return None
+        images = np.concatenate([image for image, _ in missed]) if missed else np.empty(0, np.uint8)
+        return Pull("merged", images.data, version, unused if num_unused else ())
 
 
 def _largest(arrays: Iterable[Floats]) -> float:
@@ -245,16 +262,30 @@ class Broadcast:
         self._is_shared = agreement.staleness == 0
         self._merged: MergedChanges | None = None
         if agreement.sends_merged and self._compressor is not None:
-            remembers = agreement.contribution == "gradient"
-            self._merged = MergedChanges(common.weights.layout, self._compressor, remembers=remembers)
+            self._merged = MergedChanges(
+                common.weights.layout, self._compressor, remembers=agreement.remembers_gradients
+            )
         self._copies: dict[str, Copy] = {}
         self._versions: dict[str, int] = {}
 
     def update(self, change: Flat, unused: frozenset[int]) -> None:
         """Make the next version of the weights by a merged contribution, as compression leaves it."""
-        if self._merged is not None:  # workers make the same step, and do not know which parameters were unused
-            change, unused = self._merged.compressed(self._common.version, change), frozenset()
+        if self._merged is not None:
+            change = self._merged.compressed(self._common.version, change, unused)
         self._common.update(change, unused)
+
+    @property
+    def arrays(self) -> Mapping[str, Floats]:
+        """What compression has left out of merged contributions, by name; read-only."""
+        return {} if self._merged is None else self._merged.arrays
+
+    def resume(self, saved: Mapping[str, Floats]) -> None:
+        """Continue with the `arrays` of a snapshot.
+
+        Raises:
+            InvalidFile: arrays are missing, or of another shape.
+        """
+        _restore(self.arrays, saved)
 
     def pull(self, worker: str, *, is_slow_link: bool = False) -> Pull:
         """Return the bytes for `worker`, which has received everything since it was last forgotten.
@@ -283,8 +314,8 @@ class Broadcast:
 
     def _merged_since(self, merged: MergedChanges, worker: str) -> Pull:
         base, self._versions[worker] = self._versions.get(worker), self._common.version
-        if base is not None and (images := merged.since(base)) is not None:
-            return Pull("merged", images.data, base)
+        if base is not None and (changes := merged.since(base)) is not None:
+            return changes
         return Pull("weights", self._common.state().data)
 
     def _for_slow_links(self, compressor: Compressor, worker: str) -> Pull:

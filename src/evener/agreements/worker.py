@@ -146,10 +146,13 @@ class WorkerReplica:
         require(answer.base == self.version, "base of the changes", answer.base, f"{self.version}, the last pull's")
         size, count = packing.num_bytes, answer.version - self.version
         require(len(image) == count * size, "bytes of the changes", len(image), f"{count * size}")
+        is_known = len(answer.unused) in (0, count)
+        require(is_known, "unused", len(answer.unused), f"parameters of {count} merged contributions, or empty")
         for number in range(count):
             merged = self._after  # whose contents are not needed between two leases
             packing.unpack(image[number * size : (number + 1) * size], merged)
-            outer.step(self.version + number, self._common, merged, into=self._common)
+            unused = frozenset(answer.unused[number]) if answer.unused else frozenset[int]()
+            outer.step(self.version + number, self._common, merged, into=self._common, unused=unused)
 
     def work(self, lease: Lease) -> tuple[Push, memoryview]:
         """Work on `lease`; return the contribution."""

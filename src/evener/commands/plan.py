@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,10 +21,10 @@ from evener.oracle.calibration import fit_profile
 from evener.oracle.catalogue import CARDS, Card
 from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.oracle.hypothetical_cluster import MAX_DEVICES, NETWORKS, NODES, NodeKind, hypothetical_profile
-from evener.oracle.rounds import best_hub, price_rounds, rounds_advice, rounds_of_ranks
+from evener.oracle.rounds import Comparison, compare_rounds
 from evener.oracle.search import ALL_STRATEGIES, Ranking, search
 from evener.oracle.zoo.networks import ZOO, default_options, draw
-from evener.records.errors import InvalidInput, InvalidValue, MissingFile, nearest, require
+from evener.records.errors import DoesNotFit, InvalidInput, InvalidValue, MissingFile, nearest, require
 from evener.records.graph import ModelGraph
 from evener.records.profile import ClusterProfile, Fabric
 from evener.records.record import TrainRecord
@@ -43,7 +43,7 @@ from evener.report.text import human_count, table_of
 from evener.training.console import open_console, output_file, print_line
 
 PICTURES = (".png", ".svg", ".pdf")
-"""Formats of `--save` with `--scale`."""
+"""Formats of `--save` with `--scale` or `--agreements`."""
 
 
 def plan(config: PlanConfig, *, as_json: bool) -> None:
@@ -60,13 +60,13 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
         require(is_allowed, "--save", str(config.save), f"a file that ends in {endings} with --scale or --agreements")
     _require_model(config.model)
     profile = _profile(config)
-    graph, task, batch_size = _model(config)
+    training = _training(config)
     job = TrainingJob(
-        graph=graph,
-        batch_size=config.batch_size or batch_size or 32 * len(profile.devices),
+        graph=training.graph,
+        batch_size=config.batch_size or training.batch_size or 32 * len(profile.devices),
         optimizer=config.optimizer,
         precision=config.precision,
-        task=task,
+        task=training.task,
     )
     strategies = config.strategy or ALL_STRATEGIES
     console = open_console(as_json)
@@ -84,34 +84,38 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
     changes = break_evens(ranking.model, strategies) if config.why else ()
     if changes:
         console.print(changes_table(changes, ranking.model.job.batch_size))
-    if config.agreements:
-        _compare_agreements(ranking, config.save, console, as_json=as_json)
-        return
+    comparison = _compare_agreements(ranking, training, console) if config.agreements else None
     if config.save is not None:
-        write_noun(chosen, config.save)
-        console.print(f"wrote {config.save}")
+        if comparison is not None:
+            save_figure(rounds_figure(comparison), config.save)
+        elif not config.agreements:
+            write_noun(chosen, config.save)
+        if comparison is not None or not config.agreements:
+            console.print(f"wrote {config.save}")
     if as_json:
-        result = {"plan": chosen, "changes": [asdict(one) for one in changes]} if config.why else chosen
-        print_line(msgspec.json.encode(result).decode())
+        extras = {"changes": changes} if config.why else {}
+        extras |= {"agreements": comparison} if config.agreements else {}
+        print_line(msgspec.json.encode({"plan": chosen, **extras} if extras else chosen).decode())
     else:
-        print_line(advice(ranking))
+        print_line(comparison.advice if comparison else advice(ranking))
 
 
-def _compare_agreements(ranking: Ranking, save: Path | None, console: Console, *, as_json: bool) -> None:
-    """Print which agreement of a master's nodes reaches a goal soonest; save a picture."""
-    model = ranking.model
-    hub = best_hub(model)
-    rounds = price_rounds(model, hub, bytes_of_contributions(model.job.graph))
-    master, ranks = model.profile.devices[hub].node, rounds_of_ranks(ranking.best, model.job.batch_size)
-    console.print(rounds_table(rounds, ranks, master))
-    if save is not None:
-        save_figure(rounds_figure(rounds, ranks), save)
-        console.print(f"wrote {save}")
-    if as_json:
-        agreements = [{**asdict(one), "goal_seconds": one.goal_seconds} for one in rounds]
-        print_line(msgspec.json.encode({"master": master, "agreements": agreements}).decode())
-    else:
-        print_line(rounds_advice(rounds, ranks, master))
+def _compare_agreements(ranking: Ranking, training: _Training, console: Console) -> Comparison | None:
+    """Print which agreement of a master's nodes is the fastest to a goal; return None if none fits."""
+    job = ranking.model.job
+    try:
+        comparison = compare_rounds(
+            ranking.model,
+            ranking.best,
+            bytes_of_contributions(job.graph),
+            num_samples=training.num_samples,
+            may_be_sparse=job.optimizer != "adam" if training.may_be_sparse is None else training.may_be_sparse,
+        )
+    except DoesNotFit as error:
+        console.print(f"no agreement of a master's nodes fits: {error}")
+        return None
+    console.print(rounds_table(comparison))
+    return comparison
 
 
 def bytes_of_contributions(graph: ModelGraph) -> dict[str, int]:
@@ -164,18 +168,41 @@ def _only(profile: ClusterProfile, nodes: Sequence[str]) -> ClusterProfile:
     return msgspec.structs.replace(profile, devices=tuple(profile.devices[i] for i in chosen), links=tuple(links))
 
 
-def _model(config: PlanConfig) -> tuple[ModelGraph, str, int | None]:
-    """Return (graph, name of the task, its batch size): from the zoo, from a file, or traced."""
+class _Training(NamedTuple):
+    """What is trained: from the zoo, from a file, or a task.
+
+    Attributes:
+        graph: its model.
+        task: name of the task; empty if it is none.
+        batch_size: samples of a batch; None if they are not known.
+        num_samples: samples of an epoch; None if they are not known.
+        may_be_sparse: whether its gradients can be compressed with top-k; None if its optimizer is not known.
+    """
+
+    graph: ModelGraph
+    task: str = ""
+    batch_size: int | None = None
+    num_samples: int | None = None
+    may_be_sparse: bool | None = None
+
+
+def _training(config: PlanConfig) -> _Training:
     if config.model in ZOO:
-        return draw(config.model, config.option), "", None
+        return _Training(draw(config.model, config.option))
     if config.model.endswith(".json"):
-        return read_noun(Path(config.model), ModelGraph), "", None
+        return _Training(read_noun(Path(config.model), ModelGraph))
+    import torch  # which a plan for a known model does not need
+
     from evener.data.loader import collect, split_batch
+    from evener.ps.node.torch_backend import optimizer_of
     from evener.tracer.model_graph import trace_model_graph
 
     task = load_task(config.model, None, config.option)
-    inputs, _ = split_batch(collect(task.train_data(), np.zeros(1, dtype=np.int64), seed=0, epoch=0))
-    return trace_model_graph(task.model(), inputs, task.name), task.name, task.batch_size
+    data, model = task.train_data(), task.model()
+    inputs, _ = split_batch(collect(data, np.zeros(1, dtype=np.int64), seed=0, epoch=0))
+    graph = trace_model_graph(model, inputs, task.name)
+    may_be_sparse = task.clip_norm is None and isinstance(optimizer_of(task, model.parameters()), torch.optim.SGD)
+    return _Training(graph, task.name, task.batch_size, len(data), may_be_sparse)
 
 
 def _require_model(model: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from evener.agreements.settings import AGREEMENT_SETTINGS, AgreementSettings, Outer, Workload, is_sgd
+from evener.agreements.settings import AGREEMENT_SETTINGS, AgreementSettings, Outer, Workload, may_be_sparse
 from evener.commands.doctor_nodes import code_of, look_before_run, question_of
 from evener.commands.engines import is_thin, load_backend, probe_of, require_twins
 from evener.commands.submission import PreparedRun, new_run_name, pack, submit_run
@@ -104,9 +104,21 @@ def checked_job(config: RunConfig, backend: ModelBackend, task: Task | ThinTask,
     console = open_console(to_stderr)
     console.quiet = config.quiet
     job, blobs = prepare(config, backend, task, console.print)
-    with sign_of_life(console.print, "checking that the nodes learn what one process learns"):
+    with sign_of_life(console.print, f"checking {_checked(job)}"):
         check = check_of(config, backend, task, job, events.append)
+    if config.agreement == "sync" and job.agreement.push != "none":
+        check = None  # which holds without compression
+        why = (
+            f"--compress {job.agreement.push} makes updates approximate: the nodes do not learn what one process learns"
+        )
+        events.append(Event(step=0, kind="approximate", message=why))
     return CheckedJob(job, blobs, check, events)
+
+
+def _checked(job: Job) -> str:
+    """Return what is checked before the run."""
+    without = "" if job.agreement.push == "none" else ", without compression"
+    return f"that the nodes learn what one process learns{without}"
 
 
 def may_be_ranks(config: RunConfig) -> bool:
@@ -181,13 +193,10 @@ def check_of(
     Raises:
         NeedsRanks: the nodes would not train like a single process.
     """
-    if config.agreement == "sync" and config.compress not in (None, "none"):
-        why = f"--compress {config.compress} makes updates approximate: the nodes do not learn what one process learns"
-        show(Event(step=0, kind="approximate", message=why))
     is_divided = config.num_local_nodes != 1 and job.agreement.batch > 1
     if config.agreement != "sync" or not config.check or not is_divided:
         return None
-    show(Phase(what="checking", detail="that the nodes learn what one process learns"))
+    show(Phase(what="checking", detail=_checked(job)))
     check = sync_check(probe_of(backend, task, config.seed), job, backend.initial_weights())
     if config.local_nodes is None and isinstance(task, Task):
         require_twins(config, task)
@@ -320,8 +329,11 @@ def agreement_of(
     options = {name: value for name, value in knobs.items() if value is not None}
     agreement = AGREEMENT_SETTINGS[config.agreement](batch=batch, **options)
     compression = config.compress or "none"
-    if compression == "top-k" and agreement.contribution == "gradient":
-        _require_sparse(agreement, clip_norm)
+    if compression == "top-k" and facts.sends == "gradients" and not may_be_sparse(agreement.outer, clip_norm):
+        raise InvalidInput(
+            f"--agreement {config.agreement} with --compress top-k needs an SGD without clip_norm, whose steps all "
+            "nodes compute to the same bits: take --compress int8"
+        )
     robust = config.robust or agreement.robust
     return replace(
         agreement,
@@ -334,12 +346,3 @@ def agreement_of(
         merge=config.merge or agreement.merge,
         clip_norm=clip_norm if agreement.contribution == "gradient" else None,
     )
-
-
-def _require_sparse(agreement: AgreementSettings, clip_norm: float | None) -> None:
-    """Raise InvalidInput unless nodes can make the steps of the task's optimizer, as they do with `top-k`."""
-    reason = "needs an SGD, since Adam divides by squares of gradients, which are mostly zero then"
-    if is_sgd(agreement.outer):
-        reason = "cannot bound the norm of a gradient: leave the task's clip_norm out" if clip_norm is not None else ""
-    if reason:
-        raise InvalidInput(f"--agreement sync with --compress top-k {reason}; or take --compress int8")

@@ -48,7 +48,7 @@ THIS_MACHINE = ("devices", "memory", "plan", "checkpoint", "resume", "stationary
 """Options that runs on the nodes of a master do not have."""
 _PLANNED = ("strategy", "shares", "replicas", "columns", "members", "micro_batches", "accumulate", "stationary")
 _AGREEMENTS = ", ".join(AGREEMENT_SETTINGS)
-_IN_ROUNDS = ("sync", "average", "federated", "diloco")
+_IN_ROUNDS = [name for name, facts in AGREEMENT_FACTS.items() if facts.in_rounds]
 
 _CONFLICTS = (
     Conflict(("staleness",), lambda c, _: c.agreement != "bounded", "{option} belongs to --agreement bounded"),
@@ -91,7 +91,7 @@ _CONFLICTS = (
     Conflict(
         ("compress",),
         lambda c, _: c.compress == "top-k" and c.agreement not in _IN_ROUNDS,
-        "{option} top-k goes with agreements whose updates are made in rounds: sync, average, federated and diloco",
+        f"{{option}} top-k goes with agreements whose updates are made in rounds: {', '.join(_IN_ROUNDS)}",
     ),
     Conflict(
         ("robust",),

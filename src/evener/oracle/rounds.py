@@ -2,7 +2,7 @@
 
     sync            the nodes divide a batch by their speeds; a round is one step and an exchange
     local steps     (`average`, `diloco`) every node makes steps of whole batches, a slow one fewer; a round is H steps
-                    of the fastest node and an exchange
+                    of the fastest node and an exchange, and at most an epoch
 
 In an exchange the nodes receive the weights and then send their contributions, all of them through the one line of the
 master. Computing and exchanges follow each other:
@@ -11,29 +11,32 @@ master. Computing and exchanges follow each other:
 
 Nodes encode at the same time; the master decodes one contribution after the other, and encodes the merged one.
 
-How many samples a model needs to a goal cannot be predicted. It is assumed, and `Rounds.margin` says how wrong the
+How many samples a model needs to a goal cannot be predicted. It is assumed, and `Rounds.break_even` says how wrong the
 assumption may be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evener.oracle.apportion import apportion, local_steps
 from evener.oracle.cost.model import CostEstimate, CostModel
+from evener.records.errors import DoesNotFit
 
-SAMPLES_NEEDED = {"none": 1.25, "bf16": 1.25, "int8": 1.25, "top-k": 2.0}
-"""Samples until a goal with local steps, by compression, relative to those of `sync`: measured with `mnist` to 97 %,
-with 5 and 20 local steps."""
-SPARSE_SYNC_NEEDED = 1.25
-"""The same of `sync` with top-k, which SGD alone can have."""
-_CODING = {"none": (0.0, 0.0), "bf16": (2.0e-9, 0.4e-9), "int8": (1.8e-9, 0.4e-9), "top-k": (10.7e-9, 0.7e-9)}
+SYNC, LOCAL = "sync", "local steps"
+SAMPLES_NEEDED = {
+    SYNC: {"none": 1.0, "bf16": 1.25, "int8": 1.25, "top-k": 1.25},
+    LOCAL: {"none": 1.25, "bf16": 1.25, "int8": 1.25, "top-k": 2.0},
+}
+"""Samples until a goal, relative to those of `sync`, by agreement and compression: measured with the network of task
+`mnist` until 97 %; of `sync`, bf16 and int8 count like top-k."""
+_CODING_SECONDS = {"none": (0.0, 0.0), "bf16": (2.0e-9, 0.4e-9), "int8": (1.8e-9, 0.4e-9), "top-k": (10.7e-9, 0.7e-9)}
 """Seconds to encode and to decode a number, by compression: measured on one core of an EPYC."""
 LOCAL_STEPS = (2, 5, 10, 20, 50, 100, 200, 500)
-COMPUTING = 0.9
+MIN_COMPUTING = 0.9
 """Local steps are the fewest for which nodes compute this share of the time: more would need more samples."""
-_ALIKE = 1.02
+_EQUAL_RATIO = 1.02
 """Times to the goal whose ratio is below this count as equal; the one with the fewest local steps is then taken."""
 
 
@@ -44,10 +47,10 @@ class Rounds:
     Attributes:
         agreement: `sync`, or `local steps`, which take `average` and `diloco` equally long; or ranks without a master.
         compression: compression of weights and contributions.
-        nodes: nodes that take part.
-        local_steps: steps of the fastest node in a round.
-        samples: samples of a round, of all nodes.
-        compute_seconds: seconds until the slowest node has made its steps.
+        devices: number of devices that take part, each of them a node of the master.
+        local_steps: steps of the fastest device in a round.
+        samples: samples of a round, of all devices.
+        compute_seconds: seconds until the slowest device has made its steps.
         exchange_seconds: seconds of an exchange, with encoding and decoding.
         sent_bytes: bytes of a contribution.
         needed: samples until the goal, relative to those of `sync`.
@@ -55,7 +58,7 @@ class Rounds:
 
     agreement: str
     compression: str = "none"
-    nodes: int
+    devices: int
     local_steps: int = 1
     samples: int
     compute_seconds: float
@@ -70,7 +73,7 @@ class Rounds:
 
     @property
     def computing(self) -> float:
-        """Share of the time in which the slowest node computes."""
+        """Share of the time in which the slowest device computes."""
         return self.compute_seconds / self.seconds
 
     @property
@@ -78,60 +81,185 @@ class Rounds:
         """Seconds until the goal, for each sample that `sync` needs."""
         return self.needed * self.seconds / self.samples
 
-    def margin(self, other: Rounds) -> float:
-        """Return how many times the samples of `other` it may need and still reach the goal as soon."""
-        return other.seconds / other.samples / (self.seconds / self.samples) * other.needed
+    def break_even(self, other: Rounds) -> float:
+        """Return the samples, relative to those of `sync`, with which it takes as long to the goal as `other`."""
+        return self.needed * other.goal_seconds / self.goal_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Agreements of a master's nodes, compared.
+
+    Attributes:
+        master: node of the master.
+        rounds: rounds of each agreement and compression, the fastest to the goal first.
+        ranks: steps of the best ranks without a master.
+        exact: the fastest that trains what one process trains.
+        chosen: the fastest of all.
+    """
+
+    master: str
+    rounds: tuple[Rounds, ...]
+    ranks: Rounds
+    exact: Rounds
+    chosen: Rounds
+
+    @property
+    def advice(self) -> str:
+        """What to type, and how much that depends on the assumed samples."""
+        chosen, exact = self.chosen, self.exact
+        if chosen is self.ranks:
+            return f"Leave --agreement out: {chosen.agreement} is the fastest to a goal."
+        what = SYNC if chosen.agreement == SYNC else f"diloco --local-steps {chosen.local_steps}"
+        code = "" if chosen.compression == "none" else f" --compress {chosen.compression}"
+        use = f"Use --agreement {what}{code} with the master on {self.master}"
+        if chosen is exact:
+            return f"{use}: it is the fastest to a goal."
+        return (
+            f"{use} if the result may differ from that of one process: {exact.goal_seconds / chosen.goal_seconds:.3g} "
+            f"times as fast to a goal as {exact.agreement}, if {chosen.needed:g} times the samples are needed. "
+            f"With {chosen.break_even(exact):.3g} times, both take equally long."
+        )
+
+
+def compare_rounds(
+    model: CostModel,
+    ranks: CostEstimate,
+    bytes_of: Mapping[str, int],
+    *,
+    num_samples: int | None = None,
+    may_be_sparse: bool = True,
+) -> Comparison:
+    """Compare the agreements of nodes whose master is where the lines are fastest, and the best ranks.
+
+    Args:
+        model: what is trained, and the machines.
+        ranks: the best ranks without a master.
+        bytes_of: bytes of a contribution by compression; `none` has those of the weights.
+        num_samples: samples of an epoch, which bound a round; None if they are not known.
+        may_be_sparse: whether `sync` can compress gradients with top-k.
+
+    Raises:
+        DoesNotFit: no agreement fits the memory of the devices.
+    """
+    hub = best_hub(model)
+    rounds = price_rounds(model, hub, bytes_of, num_samples=num_samples, may_be_sparse=may_be_sparse)
+    stepping = _rounds_of(ranks, model.job.batch_size)
+    exact = min(
+        (stepping, *(one for one in rounds if one.needed == SAMPLES_NEEDED[SYNC]["none"])),
+        key=lambda one: one.goal_seconds,
+    )
+    bound = min(exact.goal_seconds, _EQUAL_RATIO * rounds[0].goal_seconds)
+    fast = [one for one in rounds if one.goal_seconds < bound]
+    chosen = min(fast, key=lambda one: one.local_steps, default=exact)
+    return Comparison(master=model.topology.nodes[hub], rounds=rounds, ranks=stepping, exact=exact, chosen=chosen)
 
 
 def best_hub(model: CostModel) -> int:
     """Return the device at which a master has the fastest lines to all others; of equal ones the first."""
-    devices = range(model.size)
-    return min(devices, key=lambda hub: model.topology.star(hub, devices).seconds(model.parameter_bytes))
+    devices, nodes = range(model.size), model.topology.nodes
+    first = [device for device in devices if nodes.index(nodes[device]) == device]
+    return min(first, key=lambda hub: model.topology.star(hub, devices).seconds(model.parameter_bytes))
 
 
 def price_rounds(
-    model: CostModel, hub: int, bytes_of: Mapping[str, int], devices: Sequence[int] | None = None
+    model: CostModel,
+    hub: int,
+    bytes_of: Mapping[str, int],
+    *,
+    devices: Sequence[int] | None = None,
+    num_samples: int | None = None,
+    may_be_sparse: bool = True,
 ) -> tuple[Rounds, ...]:
-    """Return the rounds of each agreement and compression, the soonest at the goal first.
+    """Return the rounds of each agreement and compression, the fastest to the goal first.
+
+    Models with BatchNorm have no `sync`, which would normalise by the samples of each node.
 
     Args:
         model: what is trained, and the machines. Its batch is that of `sync`, and of every local step.
         hub: device at whose machine the master is.
-        bytes_of: bytes of a contribution by compression; `none` has those of the weights.
+        bytes_of: as in `compare_rounds`.
         devices: devices that train; by default all.
+        num_samples: as in `compare_rounds`.
+        may_be_sparse: as in `compare_rounds`.
 
     Raises:
-        DoesNotFit: the devices together cannot hold one batch.
+        DoesNotFit: no agreement fits the memory of the devices.
     """
     batch, devices = model.job.batch_size, range(model.size) if devices is None else devices
-    workers = [model.workers[device] for device in devices]
-    shares = apportion(batch, workers)
-    working = [device for device, share in zip(devices, shares, strict=True) if share]
-    needed_of = {"none": 1.0} if model.job.optimizer == "adam" else {"none": 1.0, "top-k": SPARSE_SYNC_NEEDED}
-    found = [
-        Rounds(
-            agreement="sync",
-            compression=compression,
-            nodes=len(working),
-            samples=batch,
-            compute_seconds=max(worker.seconds(n) for worker, n in zip(workers, shares, strict=True) if n),
-            exchange_seconds=_exchange(model, hub, working, compression, bytes_of[compression]),
-            sent_bytes=bytes_of[compression],
-            needed=needed,
-        )
-        for compression, needed in needed_of.items()
-    ]
-    able = [device for device, worker in zip(devices, workers, strict=True) if worker.capacity >= batch]
+    able = [device for device in devices if model.workers[device].capacity >= batch]
+    priced: list[Rounds] = []
+    if not model.statistics_bytes:
+        codes = [code for code in bytes_of if may_be_sparse or code != "top-k"]
+        priced += [_sync(model, hub, devices, code, bytes_of[code]) for code in codes]
     if able:
-        found += [_local(model, hub, able, compression, sent) for compression, sent in bytes_of.items()]
-    return tuple(sorted(found, key=lambda one: one.goal_seconds))
+        longest = [_local(model, hub, able, code, sent) for code, sent in bytes_of.items()]
+        priced += [one if num_samples is None else _within(one, num_samples) for one in longest]
+    if not priced:
+        raise DoesNotFit(f"no device holds a batch of {batch} samples, and BatchNorm does not let devices divide it")
+    return tuple(sorted(priced, key=lambda one: one.goal_seconds))
 
 
-def rounds_of_ranks(estimate: CostEstimate, batch_size: int) -> Rounds:
+def local_rounds(
+    model: CostModel, hub: int, devices: Sequence[int], compression: str, sent_bytes: int, most_steps: int
+) -> Rounds:
+    """Return the rounds in which the fastest of `devices` makes `most_steps` local steps."""
+    batch = model.job.batch_size
+    seconds = [model.workers[device].seconds(batch) for device in devices]
+    steps = local_steps(most_steps, seconds)
+    return Rounds(
+        agreement=LOCAL,
+        compression=compression,
+        devices=len(devices),
+        local_steps=most_steps,
+        samples=batch * sum(steps),
+        compute_seconds=max(count * each for count, each in zip(steps, seconds, strict=True)),
+        exchange_seconds=_exchange_seconds(model, hub, devices, compression, sent_bytes),
+        sent_bytes=sent_bytes,
+        needed=SAMPLES_NEEDED[LOCAL][compression],
+    )
+
+
+def _sync(model: CostModel, hub: int, devices: Sequence[int], compression: str, sent_bytes: int) -> Rounds:
+    """Return the rounds of `sync`. Raises DoesNotFit: the devices together cannot hold a batch."""
+    workers = [model.workers[device] for device in devices]
+    shares = apportion(model.job.batch_size, workers)
+    working = [device for device, share in zip(devices, shares, strict=True) if share]
+    return Rounds(
+        agreement=SYNC,
+        compression=compression,
+        devices=len(working),
+        samples=model.job.batch_size,
+        compute_seconds=max(worker.seconds(n) for worker, n in zip(workers, shares, strict=True) if n),
+        exchange_seconds=_exchange_seconds(model, hub, working, compression, sent_bytes),
+        sent_bytes=sent_bytes,
+        needed=SAMPLES_NEEDED[SYNC][compression],
+    )
+
+
+def _local(model: CostModel, hub: int, devices: Sequence[int], compression: str, sent_bytes: int) -> Rounds:
+    """Return the rounds with the fewest local steps that let nodes compute for long enough."""
+    tried = (local_rounds(model, hub, devices, compression, sent_bytes, most) for most in LOCAL_STEPS)
+    for rounds in tried:
+        if rounds.computing >= MIN_COMPUTING:
+            break
+    return rounds
+
+
+def _within(rounds: Rounds, num_samples: int) -> Rounds:
+    """Return `rounds` of at most an epoch, after which all nodes exchange."""
+    part = num_samples / rounds.samples
+    if part >= 1:
+        return rounds
+    steps = max(1, round(rounds.local_steps * part))
+    return replace(rounds, samples=num_samples, local_steps=steps, compute_seconds=rounds.compute_seconds * part)
+
+
+def _rounds_of(estimate: CostEstimate, batch_size: int) -> Rounds:
     """Return the steps of ranks that work together on a batch, without a master, as rounds."""
     return Rounds(
         agreement=f"ranks, {estimate.strategy}" if len(estimate.devices) > 1 else "one node",
-        nodes=len(estimate.devices),
+        devices=len(estimate.devices),
         samples=batch_size,
         compute_seconds=estimate.compute_seconds,
         exchange_seconds=max(0.0, estimate.step_seconds - estimate.compute_seconds),
@@ -139,57 +267,8 @@ def rounds_of_ranks(estimate: CostEstimate, batch_size: int) -> Rounds:
     )
 
 
-def chosen_rounds(rounds: Sequence[Rounds]) -> Rounds:
-    """Return the soonest rounds at the goal; of several that are alike, those with the fewest local steps."""
-    bound = _ALIKE * min(one.goal_seconds for one in rounds)
-    return min((one for one in rounds if one.goal_seconds < bound), key=lambda one: one.local_steps)
-
-
-def exact_rounds(rounds: Sequence[Rounds], ranks: Rounds) -> Rounds:
-    """Return the soonest rounds that train what one process trains: those of `sync`, or of ranks."""
-    exact = [one for one in rounds if one.agreement == "sync" and one.compression == "none"]
-    return min((*exact, ranks), key=lambda one: one.goal_seconds)
-
-
-def rounds_advice(rounds: Sequence[Rounds], ranks: Rounds, master: str) -> str:
-    """Return what reaches the goal soonest, and how much that depends on the assumption."""
-    best, exact = chosen_rounds(rounds), exact_rounds(rounds, ranks)
-    if best.goal_seconds >= exact.goal_seconds:
-        what = f"--agreement sync with the master on {master}" if exact is best else exact.agreement
-        return f"Use {what}: local steps would not be sooner."
-    code = "" if best.compression == "none" else f" --compress {best.compression}"
-    what = "sync" if best.agreement == "sync" else f"diloco --local-steps {best.local_steps}"
-    return (
-        f"Use --agreement {what}{code} with the master on {master} if the result may "
-        f"differ from that of one process: {exact.goal_seconds / best.goal_seconds:.3g}x as soon as {exact.agreement} "
-        f"if it needs {best.needed:g} times as many samples, and as soon if it needs {best.margin(exact):.3g} times."
-    )
-
-
-def _local(model: CostModel, hub: int, devices: Sequence[int], compression: str, sent_bytes: int) -> Rounds:
-    """Return the rounds with the fewest local steps that let nodes compute for long enough."""
-    batch = model.job.batch_size
-    exchange = _exchange(model, hub, devices, compression, sent_bytes)
-    seconds = [model.workers[device].seconds(batch) for device in devices]
-    for most in LOCAL_STEPS:
-        steps = local_steps(most, seconds)
-        computing = max(count * each for count, each in zip(steps, seconds, strict=True))
-        if computing >= COMPUTING * (computing + exchange):
-            break
-    return Rounds(
-        agreement="local steps",
-        compression=compression,
-        nodes=len(devices),
-        local_steps=most,
-        samples=batch * sum(steps),
-        compute_seconds=computing,
-        exchange_seconds=exchange,
-        sent_bytes=sent_bytes,
-        needed=SAMPLES_NEEDED[compression],
-    )
-
-
-def _exchange(model: CostModel, hub: int, devices: Sequence[int], compression: str, nbytes: int) -> float:
-    encode, decode = _CODING[compression]
+def _exchange_seconds(model: CostModel, hub: int, devices: Sequence[int], compression: str, nbytes: int) -> float:
+    """Return the seconds in which weights come and contributions of `nbytes` go."""
+    encode, decode = _CODING_SECONDS[compression]
     coding = model.job.graph.parameters * (2 * encode + (len(devices) + 1) * decode)
     return 2 * model.topology.star(hub, devices).seconds(nbytes) + coding

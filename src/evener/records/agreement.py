@@ -18,17 +18,19 @@ class AgreementFacts(NamedTuple):
         may_compress: whether a node with a slow link may have to compress although the user did not ask for it.
         takes_local_steps: whether the user chooses how many steps a node takes between two exchanges; then exchanges
             may overlap with work, and rounds may close without late nodes.
+        in_rounds: whether updates are made in rounds of all nodes, which can be compressed with top-k.
     """
 
     sends: Literal["gradients", "changes of weights"]
     may_compress: bool
     takes_local_steps: bool = False
+    in_rounds: bool = True
 
 
 AGREEMENT_FACTS: dict[AgreementName, AgreementFacts] = {
     "sync": AgreementFacts("gradients", may_compress=False),
-    "async": AgreementFacts("gradients", may_compress=True),
-    "bounded": AgreementFacts("gradients", may_compress=True),
+    "async": AgreementFacts("gradients", may_compress=True, in_rounds=False),
+    "bounded": AgreementFacts("gradients", may_compress=True, in_rounds=False),
     "average": AgreementFacts("changes of weights", may_compress=True, takes_local_steps=True),
     "federated": AgreementFacts("changes of weights", may_compress=False),
     "diloco": AgreementFacts("changes of weights", may_compress=True, takes_local_steps=True),

@@ -10,7 +10,7 @@ from rich.table import Table
 from evener.oracle.advice import Curve
 from evener.oracle.break_even import LARGEST_FACTOR, BreakEven
 from evener.oracle.cost.model import CostEstimate
-from evener.oracle.rounds import COMPUTING, LOCAL_STEPS, Rounds, chosen_rounds, exact_rounds
+from evener.oracle.rounds import LOCAL_STEPS, MIN_COMPUTING, Comparison, Rounds
 from evener.oracle.search import Ranking
 from evener.records.graph import ModelGraph
 from evener.records.plan import Plan
@@ -219,44 +219,44 @@ def _change(one: BreakEven, batch_size: int) -> str:
     return f"{one.varied} {tried}{times} as {'fast' if one.varied == 'links' else 'much'}"
 
 
-def rounds_table(rounds: Sequence[Rounds], ranks: Rounds, master: str) -> Table:
-    """Return a table of the agreements of a master's nodes, the soonest at the goal first, and of the best ranks."""
-    exact, chosen = exact_rounds(rounds, ranks), chosen_rounds(rounds)
+def rounds_table(comparison: Comparison) -> Table:
+    """Return a table of the agreements of a master's nodes, the fastest to a goal first, and of the best ranks."""
+    exact, chosen = comparison.exact, comparison.chosen
     return table_of(
-        f"Agreements of nodes with a master on {master}",
+        f"Agreements of nodes with a master on {comparison.master}",
         {
             "agreement": lambda one: ("> " if one is chosen else "") + one.agreement,
             "compression": lambda one: one.compression,
             ">local steps": lambda one: str(one.local_steps),
-            ">nodes?": lambda one: str(one.nodes),
+            ">devices?": lambda one: str(one.devices),
             ">a round": lambda one: human_seconds(one.seconds),
             ">computing": lambda one: percent(one.computing),
             ">a contribution?": lambda one: human_bytes(one.sent_bytes),
-            ">samples needed": lambda one: f"{one.needed:g}",
-            ">as soon": lambda one: f"{exact.goal_seconds / one.goal_seconds:.2f}",
-            ">may need": lambda one: f"{one.margin(exact):.2f}",
+            ">samples": lambda one: f"{one.needed:g}",
+            ">speed": lambda one: f"{exact.goal_seconds / one.goal_seconds:.2f}",
+            ">break-even": lambda one: f"{one.break_even(exact):.2f}",
         },
-        [*rounds, ranks],
+        [*comparison.rounds, comparison.ranks],
         caption=(
-            f"Local steps: the fewest with which nodes compute {percent(COMPUTING)} of the time, at most "
-            f"{LOCAL_STEPS[-1]}; `average` and `diloco` take equally long.\n"
-            "Samples needed for a goal, relative to `sync`: assumed, as measured with mnist's network until 97 %, "
-            "with 5 and 20 local steps.\n"
-            f"As soon: how many times as soon at the goal as {exact.agreement}. May need: samples to be as soon."
+            f"Every device is a node. Local steps: the fewest with which nodes compute {percent(MIN_COMPUTING)} of the "
+            f"time, at most {LOCAL_STEPS[-1]} or an epoch; `average` and `diloco` take equally long.\n"
+            "Samples until a goal, relative to `sync`: assumed, as measured with mnist's network until 97 %.\n"
+            f"Speed to the goal, relative to {exact.agreement}; break-even: samples with which it is as fast as that."
         ),
     )
 
 
-def rounds_figure(rounds: Sequence[Rounds], ranks: Rounds) -> Figure:
-    """Draw the time to the goal of every agreement as a bar of computing and exchanging, relative to `sync`.
+def rounds_figure(comparison: Comparison) -> Figure:
+    """Draw the time to a goal of every agreement as a bar of computing and exchanging.
 
     Raises:
         MissingExtra: Matplotlib is not installed.
     """
-    bars, exact = [*rounds, ranks], exact_rounds(rounds, ranks)
+    bars, exact = [*comparison.rounds, comparison.ranks], comparison.exact
     relative = [one.goal_seconds / exact.goal_seconds for one in bars]
     computing = [size * one.computing for size, one in zip(relative, bars, strict=True)]
     exchanging = [size - part for size, part in zip(relative, computing, strict=True)]
+    needed = sorted({one.needed for one in bars} - {1.0})
     with canvas(8, bars_height(len(bars)), f"Time to a goal, relative to {exact.agreement}") as figure:
         axes = figure.subplots()
         places = range(len(bars))
@@ -267,7 +267,9 @@ def rounds_figure(rounds: Sequence[Rounds], ranks: Rounds) -> Figure:
         axes.set_xlim(0, min(1.1 * max(relative), _LONGEST_BAR))
         for place, size in zip(places, relative, strict=True):
             axes.text(min(size, 0.93 * _LONGEST_BAR), place, f" {size:.2f}", va="center", fontsize=8)
-        axes.set_xlabel(f"assumed: local steps and compression need {_needed(rounds)} times the samples of sync")
+        if needed:
+            times = " or ".join(f"{one:g}" for one in needed)
+            axes.set_xlabel(f"assumed: local steps and compression need {times} times the samples of sync")
         axes.legend(fontsize=7)
         return figure
 
@@ -276,10 +278,6 @@ def _rounds_label(one: Rounds) -> str:
     steps = f", {one.local_steps}" if one.local_steps > 1 else ""
     code = "" if one.compression == "none" else f", {one.compression}"
     return f"{one.agreement}{steps}{code}"
-
-
-def _needed(rounds: Sequence[Rounds]) -> str:
-    return " or ".join(f"{needed:g}" for needed in sorted({one.needed for one in rounds if one.needed > 1}))
 
 
 def scale_table(curves: Sequence[Curve]) -> Table:
