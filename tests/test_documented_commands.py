@@ -33,7 +33,7 @@ COMMANDS = [line for line in documented_commands() if "yolo" not in line]
 _OF_A_MASTER = ("up", "relay", "join", "leave", "nodes", "stop", "down", "invite")
 _WITHOUT_END = "dashboard"
 """Until Ctrl-C: report/live/."""
-_ELSEWHERE = ("--agreement", "--master", "--home", "--nodes", "cuda", "nfnn", "tiny-imagenet", "evener experiment ")
+_ELSEWHERE = ("--agreement ", "--master", "--home", "--nodes", "cuda", "nfnn", "tiny-imagenet", "evener experiment ")
 RUN_HERE = [
     line
     for line in COMMANDS
@@ -83,7 +83,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "my_task.py").write_text(documented_file("docs/tutorial/own-model.md", "my_task.py"))
     (made / "my_search.py").write_text(documented_file("docs/tune.md", "my_search.py"))
     (made / "train.py").write_text(documented_file("docs/programs.md", "train.py"))
+    for words in (("benchmark", "--task", "my_task.py"), ("plan", "my_task.py", "--save", "plan.json")):
+        result = evener(*words, cwd=made, timeout=300)
+        assert result.returncode == 0, result.stderr
+    (made / "measured").mkdir()
+    for name in MEASURED:
+        (made / name).rename(made / "measured" / name)
     return made
+
+
+MEASURED = ("cluster.json", "plan.json")
+"""What earlier commands of a reader have left; each command begins with those of one node."""
 
 
 @pytest.mark.slow
@@ -92,6 +102,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_documented_command_works(line: str, folder: Path) -> None:
     for left in (folder / "runs", *([folder / "kept"] if "--resume" not in line else [])):
         shutil.rmtree(left, ignore_errors=True)
+    for name in MEASURED:
+        shutil.copy(folder / "measured" / name, folder / name)
     result = evener(*shlex.split(line)[1:], cwd=folder, timeout=600)
     assert result.returncode == 0, result.stderr
     assert "nan" not in result.stdout.split()

@@ -15,7 +15,7 @@ from evener.oracle.rounds import (
     LOCAL_STEPS,
     SAMPLES_NEEDED,
     SYNC,
-    Comparison,
+    AgreementComparison,
     Rounds,
     best_hub,
     compare_rounds,
@@ -63,7 +63,9 @@ def sync_of(rounds: Sequence[Rounds]) -> Rounds:
     return by_compression(rounds, SYNC)["none"]
 
 
-def compared(model: CostModel, bytes_of: dict[str, int] | None = None, num_samples: int | None = None) -> Comparison:
+def compared(
+    model: CostModel, bytes_of: dict[str, int] | None = None, num_samples: int | None = None
+) -> AgreementComparison:
     sizes = bytes_of_contributions(model.job.graph) if bytes_of is None else bytes_of
     return compare_rounds(model, search(model).best, sizes, num_samples=num_samples)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +36,43 @@ def test_handlers_are_restored_when_the_block_raises() -> None:
 def test_sigterm_and_sighup_raise_keyboard_interrupt(number: signal.Signals) -> None:
     with pytest.raises(KeyboardInterrupt), interrupt_on_stop_signals():
         os.kill(os.getpid(), number)
+
+
+def test_interruption_that_a_library_swallows_ends_the_command_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "swallowing.py").write_text(SWALLOWING)
+    ran = subprocess.run(
+        [sys.executable, "swallowing.py", "nodes"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 130, ran.stderr
+    assert ran.stderr.endswith("evener: stopped\n")
+    assert "Traceback" not in ran.stderr
+
+
+SWALLOWING = """
+import os
+from evener.__main__ import main
+from evener.cli import app
+
+LIBRARY = '''
+import os, signal, time
+
+def app_of(first):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+    except KeyboardInterrupt:
+        raise AttributeError("module 'numpy' has no attribute 'matrix'") from None
+'''
+library = {}
+exec(compile(LIBRARY, os.__file__, "exec"), library)
+app.app_of = library["app_of"]
+main()
+"""
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

@@ -151,7 +151,8 @@ def test_bytes_of_clipped_norms_are_predicted(tmp_path: Path, strategy: str) -> 
     for name, clipped in (("plain", ""), ("clipped", ", clip_norm=0.5")):
         (tmp_path / f"{name}.py").write_text(CLIPPED.format(clipped=clipped))
         folder, task = tmp_path / name, str(tmp_path / f"{name}.py")
-        config = RunConfig(task=task, strategy=strategy, shares="equal", local_nodes="1,1", output=folder)
+        shares = "measured" if strategy == "pipeline" else "equal"  # of stages, which follow the layers
+        config = RunConfig(task=task, strategy=strategy, shares=shares, local_nodes="1,1", output=folder)
         perform(config, quiet=True)
         record = read_noun(folder / "record.json", TrainRecord)
         assert record.plan.prediction is not None

@@ -44,6 +44,7 @@ from evener.records.errors import (
 )
 from evener.records.version import pip_install
 from evener.search.options import TuneConfig
+from evener.system.signals import was_interrupted
 
 if TYPE_CHECKING:
     from rich.panel import Panel
@@ -294,6 +295,8 @@ def main() -> None:
             _fail(f"{words_of(error)}{place}", TrainingFailed.exit_code)
         if sentence := system_refusal(error) or pytorch_refusal(error):
             _fail(sentence, EvenerError.exit_code)
+        if was_interrupted():
+            _fail("stopped", Interrupted.exit_code)
         raise
     if code == Interrupted.exit_code:  # what typer makes of Ctrl-C
         _fail("stopped", code)

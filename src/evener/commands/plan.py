@@ -21,7 +21,7 @@ from evener.oracle.calibration import fit_profile
 from evener.oracle.catalogue import CARDS, Card
 from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.oracle.hypothetical_cluster import MAX_DEVICES, NETWORKS, NODES, NodeKind, hypothetical_profile
-from evener.oracle.rounds import Comparison, compare_rounds
+from evener.oracle.rounds import AgreementComparison, compare_rounds
 from evener.oracle.search import ALL_STRATEGIES, Ranking, search
 from evener.oracle.zoo.networks import ZOO, default_options, draw
 from evener.records.errors import DoesNotFit, InvalidInput, InvalidValue, MissingFile, nearest, require
@@ -93,14 +93,14 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
         if comparison is not None or not config.agreements:
             console.print(f"wrote {config.save}")
     if as_json:
-        extras = {"changes": changes} if config.why else {}
+        extras: dict[str, object] = {"changes": changes} if config.why else {}
         extras |= {"agreements": comparison} if config.agreements else {}
         print_line(msgspec.json.encode({"plan": chosen, **extras} if extras else chosen).decode())
     else:
         print_line(comparison.advice if comparison else advice(ranking))
 
 
-def _compare_agreements(ranking: Ranking, training: _Training, console: Console) -> Comparison | None:
+def _compare_agreements(ranking: Ranking, training: _Training, console: Console) -> AgreementComparison | None:
     """Print which agreement of a master's nodes is the fastest to a goal; return None if none fits."""
     job = ranking.model.job
     try:
@@ -202,7 +202,7 @@ def _training(config: PlanConfig) -> _Training:
     inputs, _ = split_batch(collect(data, np.zeros(1, dtype=np.int64), seed=0, epoch=0))
     graph = trace_model_graph(model, inputs, task.name)
     may_be_sparse = task.clip_norm is None and isinstance(optimizer_of(task, model.parameters()), torch.optim.SGD)
-    return _Training(graph, task.name, task.batch_size, len(data), may_be_sparse)
+    return _Training(graph, task.name, task.batch_size, len(data), may_be_sparse)  # type: ignore[arg-type]  # `Sized`, too
 
 
 def _require_model(model: str) -> None:

@@ -87,7 +87,7 @@ class Rounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class AgreementComparison:
     """Agreements of a master's nodes, compared.
 
     Attributes:
@@ -129,7 +129,7 @@ def compare_rounds(
     *,
     num_samples: int | None = None,
     may_be_sparse: bool = True,
-) -> Comparison:
+) -> AgreementComparison:
     """Compare the agreements of nodes whose master is where the lines are fastest, and the best ranks.
 
     Args:
@@ -152,7 +152,9 @@ def compare_rounds(
     bound = min(exact.goal_seconds, _EQUAL_RATIO * rounds[0].goal_seconds)
     fast = [one for one in rounds if one.goal_seconds < bound]
     chosen = min(fast, key=lambda one: one.local_steps, default=exact)
-    return Comparison(master=model.topology.nodes[hub], rounds=rounds, ranks=stepping, exact=exact, chosen=chosen)
+    return AgreementComparison(
+        master=model.topology.nodes[hub], rounds=rounds, ranks=stepping, exact=exact, chosen=chosen
+    )
 
 
 def best_hub(model: CostModel) -> int:

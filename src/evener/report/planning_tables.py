@@ -10,7 +10,7 @@ from rich.table import Table
 from evener.oracle.advice import Curve
 from evener.oracle.break_even import LARGEST_FACTOR, BreakEven
 from evener.oracle.cost.model import CostEstimate
-from evener.oracle.rounds import LOCAL_STEPS, MIN_COMPUTING, Comparison, Rounds
+from evener.oracle.rounds import LOCAL_STEPS, MIN_COMPUTING, AgreementComparison, Rounds
 from evener.oracle.search import Ranking
 from evener.records.graph import ModelGraph
 from evener.records.plan import Plan
@@ -219,7 +219,7 @@ def _change(one: BreakEven, batch_size: int) -> str:
     return f"{one.varied} {tried}{times} as {'fast' if one.varied == 'links' else 'much'}"
 
 
-def rounds_table(comparison: Comparison) -> Table:
+def rounds_table(comparison: AgreementComparison) -> Table:
     """Return a table of the agreements of a master's nodes, the fastest to a goal first, and of the best ranks."""
     exact, chosen = comparison.exact, comparison.chosen
     return table_of(
@@ -246,7 +246,7 @@ def rounds_table(comparison: Comparison) -> Table:
     )
 
 
-def rounds_figure(comparison: Comparison) -> Figure:
+def rounds_figure(comparison: AgreementComparison) -> Figure:
     """Draw the time to a goal of every agreement as a bar of computing and exchanging.
 
     Raises:

@@ -31,9 +31,22 @@ _READER_SECONDS = 0.1
 
 @contextmanager
 def interrupt_on_stop_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, by KeyboardInterrupt."""
-    with _handled(signal.default_int_handler, *STOP_SIGNALS[1:]):
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, by KeyboardInterrupt; `was_interrupted` says so later."""
+    with _handled(_interrupt, *STOP_SIGNALS):
         yield
+
+
+def was_interrupted() -> bool:
+    """Return whether KeyboardInterrupt was raised; a library that is being imported may have swallowed it."""
+    return bool(_interruptions)
+
+
+_interruptions: list[int] = []
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _interruptions.append(number)
+    signal.default_int_handler(number, frame)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ for epoch in run.epochs(2):
 {more}
 if run.leader:
     torch.save(run.state(model), "weights.pt")
-print(sys.argv[1:], f"{{shown:.12f}}")
+sys.stdout.write(f"{{sys.argv[1:]}} {{shown:.12f}}\\n")  # at once, as both ranks of torchrun write
 """
 
 
