@@ -127,13 +127,13 @@ def test_run_with_sums_divided_by_lines_equals_one_process(
     tmp_path: Path, serial: Any, monkeypatch: pytest.MonkeyPatch, faults: list[Fault]
 ) -> None:
     begun = Counter[int]()
-    original = Group._begin_owned_sum
+    original = Group._begin_uneven_all_reduce
 
     def counted(group: Group, tensor: Tensor, kind: str) -> Any:
         begun[group.size] += 1
         return original(group, tensor, kind)
 
-    monkeypatch.setattr(Group, "_begin_owned_sum", counted)
+    monkeypatch.setattr(Group, "_begin_uneven_all_reduce", counted)
     rates = [3e8, 2e8, 2e7, 3e8]
     run = ElasticThreads(of_epochs(tmp_path, 1), "data", [[0], [1], [2], [3]], faults, rates)
     require_exact(run.run(), serial(1))

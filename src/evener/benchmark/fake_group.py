@@ -21,9 +21,9 @@ from torch import Tensor
 from evener.benchmark.timing import now
 from evener.comm.abortable_group import forget_in_torch, make_known_to_torch
 from evener.comm.group import Group
-from evener.comm.owned_sums import bytes_of_rank, parts_of
 from evener.comm.step_timing import StepTimer
 from evener.comm.traffic import Traffic
+from evener.comm.uneven_all_reduce import bytes_of_rank, parts_of
 from evener.oracle.replay import ExchangeKind, TraceEvent
 from evener.system.accelerators import is_accelerator
 
@@ -222,7 +222,7 @@ class FakeGroup(Group):
         """Whether a rank of the real group computes on an accelerator."""
         return self.real.has_accelerators
 
-    def _begin_owned_sum(self, tensor: Tensor, kind: str) -> torch.futures.Future[Tensor]:
+    def _begin_uneven_all_reduce(self, tensor: Tensor, kind: str) -> torch.futures.Future[Tensor]:
         """Record a sum; its future has ended."""
         future: torch.futures.Future[Any] = self._recorded(tensor, kind).get_future()
         return future.then(lambda done: done.value()[0])

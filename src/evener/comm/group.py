@@ -23,11 +23,11 @@ from evener.comm.abortable import AbortableGloo
 from evener.comm.abortable_group import AbortableProcessGroup, forget_in_torch
 from evener.comm.mesh import Mesh
 from evener.comm.message_topics import out_of_step
-from evener.comm.owned_sums import OwnedSum
 from evener.comm.signed_store import SignedStore
 from evener.comm.step_timing import StepTimer
 from evener.comm.traffic import Traffic
-from evener.oracle.owned_sums import shares_among
+from evener.comm.uneven_all_reduce import UnevenAllReduce
+from evener.oracle.all_reduce_shares import shares_among
 from evener.system.accelerators import is_accelerator, model_and_units
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in PyTorch 2.13
@@ -52,7 +52,7 @@ class Group:
         is_elastic: whether other ranks may come and go; its fields are then others afterwards.
         sums: operations of the process group, if they can be abandoned; else None.
         store: where the ranks found each other, which the process group does not keep alive.
-        sum_shares: shares of the sums of gradients that each rank makes (`owned_sums`); empty for a ring.
+        sum_shares: shares of the sums of gradients that each rank makes (`uneven_all_reduce`); empty for a ring.
         traffic: bytes sent so far.
         exchanged: a checksum of what tensors were gathered for, in order: it is the same on all ranks.
     """
@@ -172,7 +172,7 @@ class Group:
             alone.set_result(tensor)
             return alone
         if self._has_owners(tensor, kind):
-            return self._begin_owned_sum(tensor, kind)
+            return self._begin_uneven_all_reduce(tensor, kind)
         self.count_all_reduce(tensor, kind)
         if self.sums is not None:
             return self.sums.all_reduce(tensor)
@@ -283,16 +283,16 @@ class Group:
         """Whether the elements of a sum have owners; the same on all ranks."""
         return bool(self.sum_shares) and kind in _WITH_OWNERS and tensor.is_contiguous()
 
-    def _begin_owned_sum(self, tensor: Tensor, kind: str) -> torch.futures.Future[Tensor]:
+    def _begin_uneven_all_reduce(self, tensor: Tensor, kind: str) -> torch.futures.Future[Tensor]:
         """Start to sum `tensor` by owners, in place; return its future."""
-        begun: list[OwnedSum] = []
+        begun: list[UnevenAllReduce] = []
 
-        def start(gloo: Any) -> OwnedSum:
-            begun.append(OwnedSum(gloo, self.rank, self.sum_shares, tensor.detach(), self._owned_messages))
+        def start(gloo: Any) -> UnevenAllReduce:
+            begun.append(UnevenAllReduce(gloo, self.rank, self.sum_shares, tensor.detach(), self._owned_messages))
             return begun[0]
 
         if self.sums is not None:
-            future = self.sums.message(start, tensor, "owned sums")
+            future = self.sums.message(start, tensor, "uneven all-reduce")
         else:
             group: Any = self.process_group
             future = _in_thread(start(group._get_backend(torch.device("cpu"))).wait, tensor)
@@ -375,7 +375,7 @@ def _in_thread(wait: Callable[[], object], tensor: Tensor) -> torch.futures.Futu
         else:
             future.set_result(tensor)
 
-    threading.Thread(target=run, name="evener-owned-sum", daemon=True).start()
+    threading.Thread(target=run, name="evener-all-reduce", daemon=True).start()
     return future.then(lambda done: done.value())  # through which C++ sees an error, too
 
 

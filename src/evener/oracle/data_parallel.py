@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from evener.oracle.all_reduce_shares import bytes_of_uneven_all_reduce, shares_among
 from evener.oracle.apportion import NodeCost, apportion, finish_seconds, weights_to_workers
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
-from evener.oracle.owned_sums import bytes_of_owned_sum, shares_among
 from evener.records.errors import DoesNotFit, require
 from evener.records.plan import Assignment, Plan, Prediction, Rejected, Strategy
 
@@ -65,7 +65,7 @@ class GradientSync:
         """Return the bytes that each of `size` ranks sends in a step; at most, if they make these shares of sums."""
         gradients = ring_bytes(self.gradient_bytes, size)
         if shares:
-            gradients = bytes_of_owned_sum(self.gradient_bytes, size, max(shares))
+            gradients = bytes_of_uneven_all_reduce(self.gradient_bytes, size, max(shares))
         return round(gradients + (size - 1) * self.statistics_bytes)
 
     def seconds(self, size: int) -> float:
@@ -123,7 +123,7 @@ def with_lines(plan: Plan, exchange: GradientSync, rates: Mapping[str, float]) -
 def _relative_bytes(assignments: Sequence[Assignment], rates: Mapping[str, float]) -> float:
     """Return the bytes that a rank sends for each byte of gradients, at most."""
     shares = shares_among([one.node for one in assignments], rates)
-    return bytes_of_owned_sum(1, len(shares), max(shares)) if shares else ring_bytes(1, len(assignments))
+    return bytes_of_uneven_all_reduce(1, len(shares), max(shares)) if shares else ring_bytes(1, len(assignments))
 
 
 @dataclass(frozen=True)

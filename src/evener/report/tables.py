@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from rich.table import Table
 
-from evener.oracle.owned_sums import shares_among
+from evener.oracle.all_reduce_shares import shares_among
 from evener.records.plan import Check, Plan, Prediction, Rejected
 from evener.records.record import TrainRecord
 from evener.report.measured import typical_step, waiting_fraction

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from evener.oracle.owned_sums import shares_among
+from evener.oracle.all_reduce_shares import shares_among
 from evener.records.agreement import agreement_facts
 from evener.records.plan import WHOLE_MODEL, Assignment, Plan, is_pipeline
 from evener.records.schema import Part

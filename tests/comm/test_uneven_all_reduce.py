@@ -16,9 +16,9 @@ from torch import Tensor
 
 from evener.comm.abortable import AbortableGloo
 from evener.comm.group import Group
-from evener.comm.owned_sums import PIECE_BYTES, OwnedSum
 from evener.comm.step_timing import StepTimer
-from evener.oracle.owned_sums import bytes_of_owned_sum
+from evener.comm.uneven_all_reduce import PIECE_BYTES, UnevenAllReduce
+from evener.oracle.all_reduce_shares import bytes_of_uneven_all_reduce
 from evener.records.errors import NodeLost
 from support.refusals import refused
 
@@ -50,10 +50,10 @@ def begin_on(
     sums: AbortableGloo, rank: int, shares: Sequence[float], tensor: Tensor, number: int
 ) -> tuple[Any, int, int]:
     """Start a sum on one rank; return its future, the number of its messages, and their bytes."""
-    made: list[OwnedSum] = []
+    made: list[UnevenAllReduce] = []
 
-    def make(gloo: object) -> OwnedSum:
-        made.append(OwnedSum(gloo, rank, shares, tensor, number))
+    def make(gloo: object) -> UnevenAllReduce:
+        made.append(UnevenAllReduce(gloo, rank, shares, tensor, number))
         return made[0]
 
     return sums.message(make, tensor, f"sum {number}"), made[0].num_tags, made[0].nbytes
@@ -76,7 +76,7 @@ def test_sum_is_that_of_all_ranks_with_the_same_bits(shares: tuple[int, ...], dt
             assert torch.equal(tensors[0], in_order)  # no matter who owns them
             assert all(torch.equal(tensors[0], tensor) for tensor in tensors)
             for rank, (_, _, nbytes) in enumerate(begun):
-                promised = bytes_of_owned_sum(tensors[0].nbytes, size, shares[rank] / sum(shares))
+                promised = bytes_of_uneven_all_reduce(tensors[0].nbytes, size, shares[rank] / sum(shares))
                 assert nbytes == pytest.approx(promised, abs=8 * size * dtype.itemsize)
 
 

@@ -1,9 +1,9 @@
-"""Sums over ranks whose lines differ: who sums how much, and what that takes.
+"""Divides an all-reduce among ranks whose lines differ: the share of the sums that each rank makes, and its bytes.
 
-Each element of a tensor has an owner, which adds what the others send, and sends them the sum (`comm.owned_sums`). A
-rank that owns a share f of n bytes, among p ranks, sends and receives n (1 + f (p - 2)) bytes. In a ring every rank
-sends and receives 2 n (p - 1) / p bytes (Patarasuk & Yuan 2009). So a rank on a slow line that owns nothing carries
-p / (2 (p - 1)) of a ring's bytes: two thirds among four ranks, and never less than half.
+Each element of a tensor has an owner, which adds what the others send, and sends them the sum
+(`comm.uneven_all_reduce`). A rank that owns a share f of n bytes, among p ranks, sends and receives n (1 + f (p - 2))
+bytes. In a ring every rank sends and receives 2 n (p - 1) / p bytes (Patarasuk & Yuan 2009). So a rank on a slow line
+that owns nothing carries p / (2 (p - 1)) of a ring's bytes: two thirds among four ranks, and never less than half.
 
     shares f such that all lines end after T seconds per byte:    1 + f (p - 2) = T rate,  f >= 0,  their sum is 1
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from evener.records.errors import require
 
 MAX_RATIO = 0.9
-"""Owned sums must take at most this fraction of a ring's predicted time; less gain may be an error of measurement."""
+"""An uneven all-reduce must take at most this fraction of a ring's predicted time; less gain may be an error of measurement."""
 _MAX_FASTER = 1e6
 """Factor of the slowest line's rate above which a faster line counts no more."""
 
@@ -63,6 +63,6 @@ def _wanted(rates: Sequence[float], seconds: float) -> list[float]:
     return [max(0.0, (seconds * rate - 1) / (len(rates) - 2)) for rate in rates]
 
 
-def bytes_of_owned_sum(nbytes: float, size: int, share: float) -> float:
+def bytes_of_uneven_all_reduce(nbytes: float, size: int, share: float) -> float:
     """Return the bytes that a rank with this share of the sums sends, and receives, for a tensor of `nbytes`."""
     return nbytes * (1 + share * (size - 2))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.oracle.owned_sums import MAX_RATIO, bytes_of_owned_sum, shares_of_sums
+from evener.oracle.all_reduce_shares import MAX_RATIO, bytes_of_uneven_all_reduce, shares_of_sums
 from evener.records.errors import InvalidValue
 from support.refusals import refused
 
@@ -15,7 +15,7 @@ RATES = st.lists(st.floats(1e5, 1e9), min_size=3, max_size=9)
 
 def seconds(rates: list[float], shares: tuple[float, ...]) -> float:
     """Seconds per byte of the tensor, until the last line has carried its part."""
-    return max(bytes_of_owned_sum(1, len(rates), f) / rate for f, rate in zip(shares, rates, strict=True))
+    return max(bytes_of_uneven_all_reduce(1, len(rates), f) / rate for f, rate in zip(shares, rates, strict=True))
 
 
 def ring_seconds(rates: list[float]) -> float:

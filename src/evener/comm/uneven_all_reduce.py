@@ -1,4 +1,4 @@
-"""Sums whose elements have owners, so that ranks on slow lines carry less than in a ring (`oracle.owned_sums`).
+"""Sums a tensor by owners of its elements, so that slow lines carry less than in a ring (`oracle.all_reduce_shares`).
 
     for each piece of the tensor, while later pieces travel already
         every rank     sends each owner that owner's elements
@@ -43,7 +43,7 @@ def bytes_of_rank(pieces: Sequence[Sequence[Tensor]], rank: int) -> int:
     return sum(part.nbytes for parts in pieces for part in parts) + own * (size - 2)
 
 
-class OwnedSum:
+class UnevenAllReduce:
     """One sum under way, of a tensor that is contiguous and on a processor.
 
     Args:
