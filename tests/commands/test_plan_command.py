@@ -34,9 +34,9 @@ def test_agreements_are_ranked_for_slow_lines(tmp_path: Path) -> None:
     assert compared["plan"]["strategy"] == "serial"
     agreements = compared["agreements"]
     assert agreements["master"] == "node-0"
-    assert agreements["chosen"] in agreements["rounds"]
+    assert agreements["chosen"] in agreements["costs"]
     assert agreements["exact"] == agreements["ranks"]
-    rounds = {one["compression"]: one for one in agreements["rounds"] if one["agreement"] == "local steps"}
+    rounds = {one["compression"]: one for one in agreements["costs"] if one["agreement"] == "local steps"}
     assert rounds.keys() == {"none", "bf16", "int8", "top-k"}
     assert rounds["none"]["sent_bytes"] > 100 * rounds["top-k"]["sent_bytes"]
     assert rounds["none"]["local_steps"] > rounds["top-k"]["local_steps"]
@@ -49,7 +49,7 @@ def test_agreements_of_a_task_are_those_that_its_optimizer_and_its_data_allow(tm
     words = ("plan", "digits", "--machines", "rtx3090,rtx3070", "--network", "100mbit", "--agreements", "--json")
     ran = evener(*words, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    rounds = json.loads(ran.stdout.splitlines()[-1])["agreements"]["rounds"]
+    rounds = json.loads(ran.stdout.splitlines()[-1])["agreements"]["costs"]
     assert {one["compression"] for one in rounds if one["agreement"] == "sync"} == {"none", "bf16", "int8"}  # AdamW
     assert max(one["samples"] for one in rounds) == 1438  # of an epoch
 

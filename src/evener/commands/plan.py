@@ -16,12 +16,12 @@ from evener.config.options import PROFILE, PlanConfig
 from evener.data.tasks.load import BUILT_IN_TASKS, is_path, load_task, require_task
 from evener.oracle.advice import advice, plan_of
 from evener.oracle.advice import scale as curves_of
+from evener.oracle.agreement_costs import AgreementComparison, compare_agreements
 from evener.oracle.break_even import break_evens
 from evener.oracle.calibration import fit_profile
 from evener.oracle.catalogue import CARDS, Card
 from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.oracle.hypothetical_cluster import MAX_DEVICES, NETWORKS, NODES, NodeKind, hypothetical_profile
-from evener.oracle.rounds import AgreementComparison, compare_rounds
 from evener.oracle.search import ALL_STRATEGIES, Ranking, search
 from evener.oracle.zoo.networks import ZOO, default_options, draw
 from evener.records.errors import DoesNotFit, InvalidInput, InvalidValue, MissingFile, nearest, require
@@ -31,11 +31,11 @@ from evener.records.record import TrainRecord
 from evener.records.schema import read_noun, write_noun
 from evener.report.canvas import save_figure
 from evener.report.planning_tables import (
+    agreements_figure,
+    agreements_table,
     changes_table,
     parts_table,
     ranking_table,
-    rounds_figure,
-    rounds_table,
     scale_figure,
     scale_table,
 )
@@ -87,7 +87,7 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
     comparison = _compare_agreements(ranking, training, console) if config.agreements else None
     if config.save is not None:
         if comparison is not None:
-            save_figure(rounds_figure(comparison), config.save)
+            save_figure(agreements_figure(comparison), config.save)
         elif not config.agreements:
             write_noun(chosen, config.save)
         if comparison is not None or not config.agreements:
@@ -104,7 +104,7 @@ def _compare_agreements(ranking: Ranking, training: _Training, console: Console)
     """Print which agreement of a master's nodes is the fastest to a goal; return None if none fits."""
     job = ranking.model.job
     try:
-        comparison = compare_rounds(
+        comparison = compare_agreements(
             ranking.model,
             ranking.best,
             bytes_of_contributions(job.graph),
@@ -114,7 +114,7 @@ def _compare_agreements(ranking: Ranking, training: _Training, console: Console)
     except DoesNotFit as error:
         console.print(f"no agreement of a master's nodes fits: {error}")
         return None
-    console.print(rounds_table(comparison))
+    console.print(agreements_table(comparison))
     return comparison
 
 

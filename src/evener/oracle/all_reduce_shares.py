@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from evener.records.errors import require
 
 MAX_RATIO = 0.9
-"""An uneven all-reduce must take at most this fraction of a ring's predicted time; less gain may be an error of measurement."""
+"""An uneven all-reduce must take at most this fraction of a ring's predicted time: less gain may be an error of
+measurement."""
 _MAX_FASTER = 1e6
 """Factor of the slowest line's rate above which a faster line counts no more."""
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from evener.oracle.advice import Curve
+from evener.oracle.agreement_costs import LOCAL_STEPS, MIN_COMPUTING, AgreementComparison, AgreementCost
 from evener.oracle.break_even import LARGEST_FACTOR, BreakEven
 from evener.oracle.cost.model import CostEstimate
-from evener.oracle.rounds import LOCAL_STEPS, MIN_COMPUTING, AgreementComparison, Rounds
 from evener.oracle.search import Ranking
 from evener.records.graph import ModelGraph
 from evener.records.plan import Plan
@@ -219,7 +219,7 @@ def _change(one: BreakEven, batch_size: int) -> str:
     return f"{one.varied} {tried}{times} as {'fast' if one.varied == 'links' else 'much'}"
 
 
-def rounds_table(comparison: AgreementComparison) -> Table:
+def agreements_table(comparison: AgreementComparison) -> Table:
     """Return a table of the agreements of a master's nodes, the fastest to a goal first, and of the best ranks."""
     exact, chosen = comparison.exact, comparison.chosen
     return table_of(
@@ -236,7 +236,7 @@ def rounds_table(comparison: AgreementComparison) -> Table:
             ">speed": lambda one: f"{exact.goal_seconds / one.goal_seconds:.2f}",
             ">break-even": lambda one: f"{one.break_even(exact):.2f}",
         },
-        [*comparison.rounds, comparison.ranks],
+        [*comparison.costs, comparison.ranks],
         caption=(
             f"Every device is a node. Local steps: the fewest with which nodes compute {percent(MIN_COMPUTING)} of the "
             f"time, at most {LOCAL_STEPS[-1]} or an epoch; `average` and `diloco` take equally long.\n"
@@ -246,13 +246,13 @@ def rounds_table(comparison: AgreementComparison) -> Table:
     )
 
 
-def rounds_figure(comparison: AgreementComparison) -> Figure:
+def agreements_figure(comparison: AgreementComparison) -> Figure:
     """Draw the time to a goal of every agreement as a bar of computing and exchanging.
 
     Raises:
         MissingExtra: Matplotlib is not installed.
     """
-    bars, exact = [*comparison.rounds, comparison.ranks], comparison.exact
+    bars, exact = [*comparison.costs, comparison.ranks], comparison.exact
     relative = [one.goal_seconds / exact.goal_seconds for one in bars]
     computing = [size * one.computing for size, one in zip(relative, bars, strict=True)]
     exchanging = [size - part for size, part in zip(relative, computing, strict=True)]
@@ -262,7 +262,7 @@ def rounds_figure(comparison: AgreementComparison) -> Figure:
         places = range(len(bars))
         axes.barh(places, computing, color=COLORS[0], height=0.68, label="computing")
         axes.barh(places, exchanging, left=computing, color=COLORS[1], height=0.68, label="exchanging")
-        axes.set_yticks(places, [_rounds_label(one) for one in bars])
+        axes.set_yticks(places, [_agreement_label(one) for one in bars])
         axes.invert_yaxis()
         axes.set_xlim(0, min(1.1 * max(relative), _LONGEST_BAR))
         for place, size in zip(places, relative, strict=True):
@@ -274,7 +274,7 @@ def rounds_figure(comparison: AgreementComparison) -> Figure:
         return figure
 
 
-def _rounds_label(one: Rounds) -> str:
+def _agreement_label(one: AgreementCost) -> str:
     steps = f", {one.local_steps}" if one.local_steps > 1 else ""
     code = "" if one.compression == "none" else f", {one.compression}"
     return f"{one.agreement}{steps}{code}"

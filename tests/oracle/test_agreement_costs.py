@@ -1,4 +1,4 @@
-"""Rounds of agreements at a master: prices by hand, and measured ones of mnist's network on slow lines."""
+"""AgreementCost of agreements at a master: prices by hand, and measured ones of mnist's network on slow lines."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import msgspec
 import pytest
 
 from evener.commands.plan import bytes_of_contributions
-from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.oracle.rounds import (
+from evener.oracle.agreement_costs import (
     LOCAL,
     LOCAL_STEPS,
     SAMPLES_NEEDED,
     SYNC,
     AgreementComparison,
-    Rounds,
+    AgreementCost,
     best_hub,
-    compare_rounds,
-    local_rounds,
-    price_rounds,
+    compare_agreements,
+    price_agreements,
+    price_local_steps,
 )
+from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.oracle.search import search
 from evener.records.errors import DoesNotFit
 from evener.records.profile import BatchTiming, ClusterProfile, DeviceProfile, LinkProfile, TaskTiming
@@ -55,11 +55,11 @@ def star(
     return CostModel(job, ClusterProfile(devices=tuple(nodes), links=links))
 
 
-def by_compression(rounds: Sequence[Rounds], agreement: str = LOCAL) -> dict[str, Rounds]:
+def by_compression(rounds: Sequence[AgreementCost], agreement: str = LOCAL) -> dict[str, AgreementCost]:
     return {one.compression: one for one in rounds if one.agreement == agreement}
 
 
-def sync_of(rounds: Sequence[Rounds]) -> Rounds:
+def sync_of(rounds: Sequence[AgreementCost]) -> AgreementCost:
     return by_compression(rounds, SYNC)["none"]
 
 
@@ -67,24 +67,24 @@ def compared(
     model: CostModel, bytes_of: dict[str, int] | None = None, num_samples: int | None = None
 ) -> AgreementComparison:
     sizes = bytes_of_contributions(model.job.graph) if bytes_of is None else bytes_of
-    return compare_rounds(model, search(model).best, sizes, num_samples=num_samples)
+    return compare_agreements(model, search(model).best, sizes, num_samples=num_samples)
 
 
 def test_sync_divides_a_batch_and_exchanges_the_weights_both_ways() -> None:
     model = star([1.0, 1.0, 2.0], [100, 100, 100])
-    sync = sync_of(price_rounds(model, 0, BYTES))
+    sync = sync_of(price_agreements(model, 0, BYTES))
     assert sync.samples == BATCH
     assert sync.compute_seconds == pytest.approx(26 / BATCH, abs=1e-3)  # 26, 26 and 12 of 64
     assert sync.exchange_seconds == pytest.approx(2 * (0.001 + 2 * 4e6 * 8 / 100e6))  # two nodes elsewhere
 
 
 def test_slow_line_bounds_the_exchange_alone() -> None:
-    sync = sync_of(price_rounds(star([1, 1, 1], [100, 100, 10]), 0, BYTES))
+    sync = sync_of(price_agreements(star([1, 1, 1], [100, 100, 10]), 0, BYTES))
     assert sync.exchange_seconds == pytest.approx(2 * (0.001 + 4e6 * 8 / 10e6))
 
 
 def test_local_steps_are_the_fewest_with_which_nodes_compute_nine_tenths() -> None:
-    rounds = by_compression(price_rounds(star([0.2, 0.4, 1.0], [100, 100, 100]), 0, BYTES))
+    rounds = by_compression(price_agreements(star([0.2, 0.4, 1.0], [100, 100, 100]), 0, BYTES))
     for one in rounds.values():
         assert one.computing >= 0.9
         steps = [one.local_steps, round(one.local_steps / 2), max(1, round(one.local_steps / 5))]
@@ -101,7 +101,7 @@ def test_local_steps_are_the_fewest_with_which_nodes_compute_nine_tenths() -> No
 def test_round_has_at_most_the_samples_of_an_epoch() -> None:
     model = star([0.2, 0.4], [1, 1])
     unbounded, bounded = (
-        by_compression(price_rounds(model, 0, BYTES, num_samples=most))["none"] for most in (None, 300)
+        by_compression(price_agreements(model, 0, BYTES, num_samples=most))["none"] for most in (None, 300)
     )
     assert unbounded.samples > 300
     assert bounded.samples == 300
@@ -112,7 +112,7 @@ def test_round_has_at_most_the_samples_of_an_epoch() -> None:
 
 def test_encoding_takes_time_even_on_a_fast_line() -> None:
     model = star([0.2, 0.4], [1e9, 1e9])
-    of = by_compression(price_rounds(model, 0, dict.fromkeys(BYTES, 0)))
+    of = by_compression(price_agreements(model, 0, dict.fromkeys(BYTES, 0)))
     lines = of["none"].exchange_seconds
     coding = {code: (one.exchange_seconds - lines) / model.job.graph.parameters for code, one in of.items()}
     assert coding["none"] == 0
@@ -122,26 +122,26 @@ def test_encoding_takes_time_even_on_a_fast_line() -> None:
 
 @pytest.mark.parametrize(("may_be_sparse", "codes"), [(True, {*BYTES}), (False, {"none", "bf16", "int8"})])
 def test_sync_is_priced_with_the_compression_that_its_optimizer_can_have(may_be_sparse: bool, codes: set[str]) -> None:
-    rounds = price_rounds(star([0.2, 0.4], [10, 10]), 0, BYTES, may_be_sparse=may_be_sparse)
+    rounds = price_agreements(star([0.2, 0.4], [10, 10]), 0, BYTES, may_be_sparse=may_be_sparse)
     assert by_compression(rounds, SYNC).keys() == codes
     assert by_compression(rounds).keys() == BYTES.keys()
 
 
 def test_models_with_batch_norm_have_no_sync() -> None:
     comparison = compared(star([4.0, 4.0], [0.5, 0.5], norm=True), BYTES)
-    assert {one.agreement for one in comparison.rounds} == {LOCAL}
+    assert {one.agreement for one in comparison.costs} == {LOCAL}
     assert comparison.exact is comparison.ranks
     assert "sync" not in comparison.advice
 
 
 def test_line_too_slow_for_all_local_steps_gets_the_most() -> None:
-    none = by_compression(price_rounds(star([0.001, 0.001], [1, 1]), 0, BYTES))["none"]
+    none = by_compression(price_agreements(star([0.001, 0.001], [1, 1]), 0, BYTES))["none"]
     assert none.local_steps == LOCAL_STEPS[-1]
     assert none.computing < 0.9
 
 
 def test_break_even_is_the_number_of_samples_with_which_both_take_as_long() -> None:
-    rounds = price_rounds(star([0.2, 0.4, 0.8], [100, 20, 100]), 0, BYTES)
+    rounds = price_agreements(star([0.2, 0.4, 0.8], [100, 20, 100]), 0, BYTES)
     sync = sync_of(rounds)
     for one in rounds:
         assert replace(one, needed=one.break_even(sync)).goal_seconds == pytest.approx(sync.goal_seconds)
@@ -156,12 +156,12 @@ def test_master_is_where_the_lines_are_fastest() -> None:
 def test_node_that_cannot_hold_a_batch_divides_batches_but_makes_no_local_steps() -> None:
     small = star([1.0, 1.0], [100, 100])
     needed = int(small.whole_state_bytes + 40 * small.whole_sample_bytes)
-    rounds = price_rounds(star([1.0, 1.0], [100, 100], [MANY, needed]), 0, BYTES)
+    rounds = price_agreements(star([1.0, 1.0], [100, 100], [MANY, needed]), 0, BYTES)
     assert sync_of(rounds).devices == 2
     assert {one.devices for one in by_compression(rounds).values()} == {1}
     for norm in (False, True):
         with pytest.raises(DoesNotFit):
-            price_rounds(star([1.0, 1.0], [100, 100], [needed // 4, needed // 4], norm=norm), 0, BYTES)
+            price_agreements(star([1.0, 1.0], [100, 100], [needed // 4, needed // 4], norm=norm), 0, BYTES)
 
 
 def test_advice_names_what_is_fastest_and_what_it_assumes() -> None:
@@ -184,7 +184,7 @@ def test_ranks_are_chosen_where_no_agreement_is_faster(seconds: list[float], meg
 
 def test_fewest_local_steps_of_equally_fast_rounds_are_chosen() -> None:
     comparison = compared(star([8.0, 8.0, 8.0], [0.1, 0.1, 0.1]), {"none": 40_000, "int8": 10_000})
-    local = by_compression(comparison.rounds)
+    local = by_compression(comparison.costs)
     assert local["none"].goal_seconds == pytest.approx(local["int8"].goal_seconds, rel=0.01)
     assert [local[code].local_steps for code in ("none", "int8")] == [20, 5]
     assert comparison.chosen is local["int8"]
@@ -210,5 +210,5 @@ def test_measured_times_of_mnist_over_100_megabits_are_predicted(
     compression: 91 % of 28.2 s for 5 epochs of 12 800 samples on three nodes."""
     model = star([0.154 * BATCH / 128] * 4, [100] * 4)
     model = CostModel(replace(model.job, batch_size=128), model.profile)
-    rounds = local_rounds(model, 0, [1, 2, 3], compression, nbytes, most_steps)  # the master does not train
+    rounds = price_local_steps(model, 0, [1, 2, 3], compression, nbytes, most_steps)  # the master does not train
     assert rounds.seconds / rounds.samples * epochs * 12_800 == pytest.approx(measured, rel=0.12)

@@ -11,8 +11,8 @@ master. Computing and exchanges follow each other:
 
 Nodes encode at the same time; the master decodes one contribution after the other, and encodes the merged one.
 
-How many samples a model needs to a goal cannot be predicted. It is assumed, and `Rounds.break_even` says how wrong the
-assumption may be.
+How many samples a model needs to a goal cannot be predicted. It is assumed, and `AgreementCost.break_even` says how
+wrong the assumption may be.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _EQUAL_RATIO = 1.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rounds:
+class AgreementCost:
     """The rounds of one agreement.
 
     Attributes:
@@ -81,7 +81,7 @@ class Rounds:
         """Seconds until the goal, for each sample that `sync` needs."""
         return self.needed * self.seconds / self.samples
 
-    def break_even(self, other: Rounds) -> float:
+    def break_even(self, other: AgreementCost) -> float:
         """Return the samples, relative to those of `sync`, with which it takes as long to the goal as `other`."""
         return self.needed * other.goal_seconds / self.goal_seconds
 
@@ -92,17 +92,17 @@ class AgreementComparison:
 
     Attributes:
         master: node of the master.
-        rounds: rounds of each agreement and compression, the fastest to the goal first.
+        costs: rounds of each agreement and compression, the fastest to the goal first.
         ranks: steps of the best ranks without a master.
         exact: the fastest that trains what one process trains.
         chosen: the fastest of all.
     """
 
     master: str
-    rounds: tuple[Rounds, ...]
-    ranks: Rounds
-    exact: Rounds
-    chosen: Rounds
+    costs: tuple[AgreementCost, ...]
+    ranks: AgreementCost
+    exact: AgreementCost
+    chosen: AgreementCost
 
     @property
     def advice(self) -> str:
@@ -122,7 +122,7 @@ class AgreementComparison:
         )
 
 
-def compare_rounds(
+def compare_agreements(
     model: CostModel,
     ranks: CostEstimate,
     bytes_of: Mapping[str, int],
@@ -143,8 +143,8 @@ def compare_rounds(
         DoesNotFit: no agreement fits the memory of the devices.
     """
     hub = best_hub(model)
-    rounds = price_rounds(model, hub, bytes_of, num_samples=num_samples, may_be_sparse=may_be_sparse)
-    stepping = _rounds_of(ranks, model.job.batch_size)
+    rounds = price_agreements(model, hub, bytes_of, num_samples=num_samples, may_be_sparse=may_be_sparse)
+    stepping = _cost_of_ranks(ranks, model.job.batch_size)
     exact = min(
         (stepping, *(one for one in rounds if one.needed == SAMPLES_NEEDED[SYNC]["none"])),
         key=lambda one: one.goal_seconds,
@@ -153,7 +153,7 @@ def compare_rounds(
     fast = [one for one in rounds if one.goal_seconds < bound]
     chosen = min(fast, key=lambda one: one.local_steps, default=exact)
     return AgreementComparison(
-        master=model.topology.nodes[hub], rounds=rounds, ranks=stepping, exact=exact, chosen=chosen
+        master=model.topology.nodes[hub], costs=rounds, ranks=stepping, exact=exact, chosen=chosen
     )
 
 
@@ -164,7 +164,7 @@ def best_hub(model: CostModel) -> int:
     return min(first, key=lambda hub: model.topology.star(hub, devices).seconds(model.parameter_bytes))
 
 
-def price_rounds(
+def price_agreements(
     model: CostModel,
     hub: int,
     bytes_of: Mapping[str, int],
@@ -172,7 +172,7 @@ def price_rounds(
     devices: Sequence[int] | None = None,
     num_samples: int | None = None,
     may_be_sparse: bool = True,
-) -> tuple[Rounds, ...]:
+) -> tuple[AgreementCost, ...]:
     """Return the rounds of each agreement and compression, the fastest to the goal first.
 
     Models with BatchNorm have no `sync`, which would normalise by the samples of each node.
@@ -180,17 +180,17 @@ def price_rounds(
     Args:
         model: what is trained, and the machines. Its batch is that of `sync`, and of every local step.
         hub: device at whose machine the master is.
-        bytes_of: as in `compare_rounds`.
+        bytes_of: as in `compare_agreements`.
         devices: devices that train; by default all.
-        num_samples: as in `compare_rounds`.
-        may_be_sparse: as in `compare_rounds`.
+        num_samples: as in `compare_agreements`.
+        may_be_sparse: as in `compare_agreements`.
 
     Raises:
         DoesNotFit: no agreement fits the memory of the devices.
     """
     batch, devices = model.job.batch_size, range(model.size) if devices is None else devices
     able = [device for device in devices if model.workers[device].capacity >= batch]
-    priced: list[Rounds] = []
+    priced: list[AgreementCost] = []
     if not model.statistics_bytes:
         codes = [code for code in bytes_of if may_be_sparse or code != "top-k"]
         priced += [_sync(model, hub, devices, code, bytes_of[code]) for code in codes]
@@ -202,14 +202,14 @@ def price_rounds(
     return tuple(sorted(priced, key=lambda one: one.goal_seconds))
 
 
-def local_rounds(
+def price_local_steps(
     model: CostModel, hub: int, devices: Sequence[int], compression: str, sent_bytes: int, most_steps: int
-) -> Rounds:
+) -> AgreementCost:
     """Return the rounds in which the fastest of `devices` makes `most_steps` local steps."""
     batch = model.job.batch_size
     seconds = [model.workers[device].seconds(batch) for device in devices]
     steps = local_steps(most_steps, seconds)
-    return Rounds(
+    return AgreementCost(
         agreement=LOCAL,
         compression=compression,
         devices=len(devices),
@@ -222,12 +222,12 @@ def local_rounds(
     )
 
 
-def _sync(model: CostModel, hub: int, devices: Sequence[int], compression: str, sent_bytes: int) -> Rounds:
+def _sync(model: CostModel, hub: int, devices: Sequence[int], compression: str, sent_bytes: int) -> AgreementCost:
     """Return the rounds of `sync`. Raises DoesNotFit: the devices together cannot hold a batch."""
     workers = [model.workers[device] for device in devices]
     shares = apportion(model.job.batch_size, workers)
     working = [device for device, share in zip(devices, shares, strict=True) if share]
-    return Rounds(
+    return AgreementCost(
         agreement=SYNC,
         compression=compression,
         devices=len(working),
@@ -239,16 +239,16 @@ def _sync(model: CostModel, hub: int, devices: Sequence[int], compression: str, 
     )
 
 
-def _local(model: CostModel, hub: int, devices: Sequence[int], compression: str, sent_bytes: int) -> Rounds:
+def _local(model: CostModel, hub: int, devices: Sequence[int], compression: str, sent_bytes: int) -> AgreementCost:
     """Return the rounds with the fewest local steps that let nodes compute for long enough."""
-    tried = (local_rounds(model, hub, devices, compression, sent_bytes, most) for most in LOCAL_STEPS)
+    tried = (price_local_steps(model, hub, devices, compression, sent_bytes, most) for most in LOCAL_STEPS)
     for rounds in tried:
         if rounds.computing >= MIN_COMPUTING:
             break
     return rounds
 
 
-def _within(rounds: Rounds, num_samples: int) -> Rounds:
+def _within(rounds: AgreementCost, num_samples: int) -> AgreementCost:
     """Return `rounds` of at most an epoch, after which all nodes exchange."""
     part = num_samples / rounds.samples
     if part >= 1:
@@ -257,9 +257,9 @@ def _within(rounds: Rounds, num_samples: int) -> Rounds:
     return replace(rounds, samples=num_samples, local_steps=steps, compute_seconds=rounds.compute_seconds * part)
 
 
-def _rounds_of(estimate: CostEstimate, batch_size: int) -> Rounds:
+def _cost_of_ranks(estimate: CostEstimate, batch_size: int) -> AgreementCost:
     """Return the steps of ranks that work together on a batch, without a master, as rounds."""
-    return Rounds(
+    return AgreementCost(
         agreement=f"ranks, {estimate.strategy}" if len(estimate.devices) > 1 else "one node",
         devices=len(estimate.devices),
         samples=batch_size,
