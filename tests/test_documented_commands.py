@@ -93,7 +93,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 MEASURED = ("cluster.json", "plan.json")
-"""What earlier commands of a reader have left; each command begins with those of one node."""
+"""Files that earlier commands of a reader have left; each command begins with those of one node."""
 
 
 @pytest.mark.slow

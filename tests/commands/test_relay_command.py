@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,14 @@ def relay(folder: Path, port: int = 0) -> Iterator[tuple[dict[str, Any], subproc
         was_killed = process.poll() is not None
         process.send_signal(signal.SIGTERM)
         assert was_killed or process.wait(10) == 0
+
+
+def test_ctrl_c_ends_a_relay_with_open_connections(tmp_path: Path) -> None:
+    with relay(tmp_path) as (said, process):
+        host, _, port = said["address"].rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=10):
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 0
 
 
 def weights_of(ps: Cluster, agreement: str) -> dict[str, torch.Tensor]:

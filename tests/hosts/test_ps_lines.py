@@ -101,7 +101,7 @@ def test_slow_link_does_not_block_the_other_nodes(build_hosts: Build, tmp_path: 
     told = [event for event in record.events if event.kind == "slow link"]
     assert told
     assert {event.nodes for event in told} == {("thin",)}
-    assert "--compress" in told[0].message
+    assert "--local-steps, or --compress, to send less" in told[0].message
     assert not [event for event in record.events if event.kind == "excluded" and "thin" not in event.nodes]
 
 

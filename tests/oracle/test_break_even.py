@@ -1,4 +1,4 @@
-"""What would change the best plan: factors that really change it, and directions in which nothing does."""
+"""Factors of links, batch and memory change the best plan where the search says so."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def two(beta: float, batch: int = 64, memory: int = 1 << 40, alpha: float = 1e-5
 
 
 def changes_of(model: CostModel) -> dict[tuple[str, bool], BreakEven]:
-    """By what is varied, and whether it grows."""
+    """Changes by the varied quantity, and whether it grows."""
     return {(one.varied, one.factor > 1): one for one in break_evens(model)}
 
 
@@ -57,7 +57,9 @@ def test_measured_links_are_varied_like_levels_of_a_network() -> None:
 
 def test_direction_that_changes_nothing_says_how_far_it_was_tried() -> None:
     changes = changes_of(two(1.0))
-    assert changes["links", False] == BreakEven(varied="links", factor=1 / LARGEST_FACTOR, strategy="serial", devices=1)
+    assert changes["links", False] == BreakEven(
+        varied="links", factor=1 / LARGEST_FACTOR, is_change=False, strategy="serial", devices=1
+    )
     assert changes["memory", True].factor == LARGEST_FACTOR
 
 

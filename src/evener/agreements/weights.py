@@ -190,7 +190,7 @@ class MergedChanges:
         remembers: whether what compression leaves out is added to the next contribution.
 
     Attributes:
-        arrays: what compression has left out so far, by name, to save or to overwrite.
+        arrays: parts that compression has left out so far, by name, to save or to overwrite.
     """
 
     def __init__(self, layout: StateLayout, compressor: Compressor, *, remembers: bool = False) -> None:
@@ -276,7 +276,7 @@ class Broadcast:
 
     @property
     def arrays(self) -> Mapping[str, Floats]:
-        """What compression has left out of merged contributions, by name; read-only."""
+        """Parts of merged contributions that compression has left out, by name; read-only."""
         return {} if self._merged is None else self._merged.arrays
 
     def resume(self, saved: Mapping[str, Floats]) -> None:

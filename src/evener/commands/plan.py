@@ -169,7 +169,7 @@ def _only(profile: ClusterProfile, nodes: Sequence[str]) -> ClusterProfile:
 
 
 class _Training(NamedTuple):
-    """What is trained: from the zoo, from a file, or a task.
+    """A model to plan for, from the zoo, from a file, or of a task.
 
     Attributes:
         graph: its model.

@@ -116,7 +116,7 @@ def checked_job(config: RunConfig, backend: ModelBackend, task: Task | ThinTask,
 
 
 def _checked(job: Job) -> str:
-    """Return what is checked before the run."""
+    """Return in words what the check before the run compares."""
     without = "" if job.agreement.push == "none" else ", without compression"
     return f"that the nodes learn what one process learns{without}"
 

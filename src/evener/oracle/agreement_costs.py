@@ -42,7 +42,7 @@ _EQUAL_RATIO = 1.02
 
 @dataclass(frozen=True, kw_only=True)
 class AgreementCost:
-    """The rounds of one agreement.
+    """The cost of one agreement with one compression.
 
     Attributes:
         agreement: `sync`, or `local steps`, which take `average` and `diloco` equally long; or ranks without a master.
@@ -92,10 +92,10 @@ class AgreementComparison:
 
     Attributes:
         master: node of the master.
-        costs: rounds of each agreement and compression, the fastest to the goal first.
-        ranks: steps of the best ranks without a master.
-        exact: the fastest that trains what one process trains.
-        chosen: the fastest of all.
+        costs: costs of each agreement and compression, the fastest to the goal first.
+        ranks: cost of the best ranks without a master.
+        exact: the fastest of those that train what one process trains.
+        chosen: the fastest of all, with the fewest local steps of those that are within 2 % of it.
     """
 
     master: str
@@ -106,7 +106,7 @@ class AgreementComparison:
 
     @property
     def advice(self) -> str:
-        """What to type, and how much that depends on the assumed samples."""
+        """Advice in one or two sentences: the options to type, and how much they depend on the assumed samples."""
         chosen, exact = self.chosen, self.exact
         if chosen is self.ranks:
             return f"Leave --agreement out: {chosen.agreement} is the fastest to a goal."
@@ -133,7 +133,7 @@ def compare_agreements(
     """Compare the agreements of nodes whose master is where the lines are fastest, and the best ranks.
 
     Args:
-        model: what is trained, and the machines.
+        model: job and machines.
         ranks: the best ranks without a master.
         bytes_of: bytes of a contribution by compression; `none` has those of the weights.
         num_samples: samples of an epoch, which bound a round; None if they are not known.
@@ -143,18 +143,15 @@ def compare_agreements(
         DoesNotFit: no agreement fits the memory of the devices.
     """
     hub = best_hub(model)
-    rounds = price_agreements(model, hub, bytes_of, num_samples=num_samples, may_be_sparse=may_be_sparse)
-    stepping = _cost_of_ranks(ranks, model.job.batch_size)
-    exact = min(
-        (stepping, *(one for one in rounds if one.needed == SAMPLES_NEEDED[SYNC]["none"])),
-        key=lambda one: one.goal_seconds,
-    )
-    bound = min(exact.goal_seconds, _EQUAL_RATIO * rounds[0].goal_seconds)
-    fast = [one for one in rounds if one.goal_seconds < bound]
-    chosen = min(fast, key=lambda one: one.local_steps, default=exact)
-    return AgreementComparison(
-        master=model.topology.nodes[hub], costs=rounds, ranks=stepping, exact=exact, chosen=chosen
-    )
+    costs = price_agreements(model, hub, bytes_of, num_samples=num_samples, may_be_sparse=may_be_sparse)
+    cost_of_ranks = _cost_of_ranks(ranks, model.job.batch_size)
+    like_one_process = [cost_of_ranks, *(one for one in costs if (one.agreement, one.compression) == (SYNC, "none"))]
+    exact = min(like_one_process, key=lambda one: one.goal_seconds)
+    bound = min(exact.goal_seconds, _EQUAL_RATIO * costs[0].goal_seconds)
+    fastest = [one for one in costs if one.goal_seconds < bound]
+    chosen = min(fastest, key=lambda one: one.local_steps, default=exact)
+    master = model.topology.nodes[hub]
+    return AgreementComparison(master=master, costs=costs, ranks=cost_of_ranks, exact=exact, chosen=chosen)
 
 
 def best_hub(model: CostModel) -> int:
@@ -173,12 +170,12 @@ def price_agreements(
     num_samples: int | None = None,
     may_be_sparse: bool = True,
 ) -> tuple[AgreementCost, ...]:
-    """Return the rounds of each agreement and compression, the fastest to the goal first.
+    """Return the cost of each agreement and compression, the fastest to the goal first.
 
     Models with BatchNorm have no `sync`, which would normalise by the samples of each node.
 
     Args:
-        model: what is trained, and the machines. Its batch is that of `sync`, and of every local step.
+        model: job and machines. The batch of the job is that of `sync`, and of every local step.
         hub: device at whose machine the master is.
         bytes_of: as in `compare_agreements`.
         devices: devices that train; by default all.
@@ -205,7 +202,7 @@ def price_agreements(
 def price_local_steps(
     model: CostModel, hub: int, devices: Sequence[int], compression: str, sent_bytes: int, most_steps: int
 ) -> AgreementCost:
-    """Return the rounds in which the fastest of `devices` makes `most_steps` local steps."""
+    """Return the cost of rounds in which the fastest of `devices` makes `most_steps` local steps."""
     batch = model.job.batch_size
     seconds = [model.workers[device].seconds(batch) for device in devices]
     steps = local_steps(most_steps, seconds)
@@ -223,7 +220,7 @@ def price_local_steps(
 
 
 def _sync(model: CostModel, hub: int, devices: Sequence[int], compression: str, sent_bytes: int) -> AgreementCost:
-    """Return the rounds of `sync`. Raises DoesNotFit: the devices together cannot hold a batch."""
+    """Return the cost of `sync`. Raises DoesNotFit: the devices together cannot hold a batch."""
     workers = [model.workers[device] for device in devices]
     shares = apportion(model.job.batch_size, workers)
     working = [device for device, share in zip(devices, shares, strict=True) if share]
@@ -240,25 +237,25 @@ def _sync(model: CostModel, hub: int, devices: Sequence[int], compression: str, 
 
 
 def _local(model: CostModel, hub: int, devices: Sequence[int], compression: str, sent_bytes: int) -> AgreementCost:
-    """Return the rounds with the fewest local steps that let nodes compute for long enough."""
-    tried = (price_local_steps(model, hub, devices, compression, sent_bytes, most) for most in LOCAL_STEPS)
-    for rounds in tried:
-        if rounds.computing >= MIN_COMPUTING:
+    """Return the cost of rounds with the fewest local steps that let nodes compute for long enough."""
+    for most in LOCAL_STEPS:
+        cost = price_local_steps(model, hub, devices, compression, sent_bytes, most)
+        if cost.computing >= MIN_COMPUTING:
             break
-    return rounds
+    return cost
 
 
-def _within(rounds: AgreementCost, num_samples: int) -> AgreementCost:
-    """Return `rounds` of at most an epoch, after which all nodes exchange."""
-    part = num_samples / rounds.samples
+def _within(cost: AgreementCost, num_samples: int) -> AgreementCost:
+    """Return `cost` for rounds of at most an epoch of `num_samples`, after which all nodes exchange."""
+    part = num_samples / cost.samples
     if part >= 1:
-        return rounds
-    steps = max(1, round(rounds.local_steps * part))
-    return replace(rounds, samples=num_samples, local_steps=steps, compute_seconds=rounds.compute_seconds * part)
+        return cost
+    steps = max(1, round(cost.local_steps * part))
+    return replace(cost, samples=num_samples, local_steps=steps, compute_seconds=cost.compute_seconds * part)
 
 
 def _cost_of_ranks(estimate: CostEstimate, batch_size: int) -> AgreementCost:
-    """Return the steps of ranks that work together on a batch, without a master, as rounds."""
+    """Return the cost of ranks that work together on a batch, without a master; a step is a round."""
     return AgreementCost(
         agreement=f"ranks, {estimate.strategy}" if len(estimate.devices) > 1 else "one node",
         devices=len(estimate.devices),

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.oracle.search import ALL_STRATEGIES, ON_REQUEST_STRATEGIES, search
+from evener.oracle.search import ALL_STRATEGIES, search
 from evener.records.errors import DoesNotFit
 from evener.records.plan import Strategy
 from evener.records.profile import ClusterProfile, Fabric
@@ -31,14 +31,16 @@ class BreakEven:
     """A change of the best plan.
 
     Attributes:
-        varied: what is varied alone: the speed of all links, samples of a step, or memory of all devices.
-        factor: factor at which the best plan changes; 1024 or 1/1024 if it does not.
-        strategy: strategy that is best beyond it, or `nothing fits`; the present one if nothing changes.
+        varied: quantity that is varied alone: speed of all links, samples of a step, or memory of all devices.
+        factor: factor at which the best plan changes; 1024 or 1/1024, the last one tried, if it does not.
+        is_change: whether the best plan changes.
+        strategy: strategy that is best beyond the factor, or `nothing fits`.
         devices: number of its devices.
     """
 
     varied: Varied
     factor: float
+    is_change: bool = True
     strategy: str
     devices: int
 
@@ -47,17 +49,16 @@ def break_evens(model: CostModel, strategies: Collection[Strategy] = ALL_STRATEG
     """Return where the best plan changes if links, batch or memory change, in both directions each.
 
     Args:
-        model: what is trained, and the machines.
+        model: job and machines.
         strategies: strategies to choose from.
 
     Raises:
         DoesNotFit: nothing fits as it is.
     """
-    exact = [strategy for strategy in strategies if strategy not in ON_REQUEST_STRATEGIES]  # others are never best
-    best = search(model, exact).best
+    best = search(model, strategies).best
     present = best.strategy, len(best.devices)
     return tuple(
-        _first_change(varied, ratio, present, partial(_choice_at, model, vary, exact))
+        _first_change(varied, ratio, present, partial(_choice_at, model, vary, strategies))
         for varied, vary in _VARIATIONS.items()
         for ratio in (_STEP, 1 / _STEP)
     )
@@ -69,7 +70,7 @@ def _first_change(
     same, changed = 1.0, ratio
     while (choice := choice_at(changed)) == present:
         if not 1 / LARGEST_FACTOR < changed < LARGEST_FACTOR:
-            return BreakEven(varied=varied, factor=changed, strategy=present[0], devices=present[1])
+            return BreakEven(varied=varied, factor=changed, is_change=False, strategy=present[0], devices=present[1])
         same, changed = changed, changed * ratio
     for _ in range(_NUM_HALVINGS):
         middle = (same * changed) ** 0.5

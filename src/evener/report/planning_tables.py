@@ -9,7 +9,7 @@ from rich.table import Table
 
 from evener.oracle.advice import Curve
 from evener.oracle.agreement_costs import LOCAL_STEPS, MIN_COMPUTING, AgreementComparison, AgreementCost
-from evener.oracle.break_even import LARGEST_FACTOR, BreakEven
+from evener.oracle.break_even import BreakEven
 from evener.oracle.cost.model import CostEstimate
 from evener.oracle.search import Ranking
 from evener.records.graph import ModelGraph
@@ -211,7 +211,7 @@ def changes_table(changes: Sequence[BreakEven], batch_size: int) -> Table:
 def _change(one: BreakEven, batch_size: int) -> str:
     """Return a change in words; of one that changes nothing, how far it was tried."""
     tried = ""
-    if one.factor in (LARGEST_FACTOR, 1 / LARGEST_FACTOR):
+    if not one.is_change:
         tried = "up to " if one.factor > 1 else "down to "
     if one.varied == "batch":
         return f"{tried}{max(1, round(batch_size * one.factor))} samples a step"
