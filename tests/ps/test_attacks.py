@@ -361,7 +361,8 @@ def test_more_correct_answers_than_samples_are_rejected() -> None:
             if isinstance(header, m.Validate):
                 break
             lease = header.answer.lease
-        evil.send(m.Validated(run="linear-1", number=header.number, loss=0.0, correct=header.size + 1.0))
+        part = header.slices[0]
+        evil.send(m.Validated(run="linear-1", number=part.number, loss=0.0, correct=part.size + 1.0))
         told_until_closed(evil)
         wait_until(lambda: refusals(ps))
         assert "22 right answers for 21 samples" in refusals(ps)[-1]["detail"]

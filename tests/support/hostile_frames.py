@@ -262,7 +262,7 @@ class Stage:
                 self._numbers[:] = [*self._numbers[-5:], header.answer.lease.number]
             session.on_reply(header, frame.buffers)
         elif isinstance(header, m.Validate) and session is not None:
-            self._numbers[:] = [*self._numbers[-5:], header.number]
+            self._numbers[:] = [*self._numbers[-5:], *(part.number for part in header.slices)]
             session.validate(header, frame.buffers)
 
     def _connect(self, headers: Any) -> Connection[m.Header]:

@@ -14,7 +14,7 @@ from evener.agreements.settings import Sgd, synchronous
 from evener.ps.master import lease_training
 from evener.ps.master.validation import CrossCheck, EpochEnd, SliceAnswer, Validations
 from evener.ps.protocol import messages as m
-from evener.ps.protocol.messages import Validated
+from evener.ps.protocol.messages import Validated, ValidationSlice
 from evener.wire.errors import ConnectionLost
 from support.agreements import SYNC
 from support.linear_engine import RATE, SAMPLES, TRUTH, VALIDATION, Mood, costs, data, job, serial, weights
@@ -65,20 +65,20 @@ def answer(number: int, correct: float) -> Validated:
 def test_validation_waits_for_the_check_and_counts_the_majority() -> None:
     one = validations()
     slices = one.give_out(THREE, 0.0)
-    assert [(s.name, s.header.number, s.header.first, s.header.size) for s in slices] == [
-        ("a", 0, 0, 7),
-        ("b", 1, 7, 7),
-        ("c", 2, 14, 7),
-        ("b", 3, 0, 7),
+    assert [(one.name, one.header.slices) for one in slices] == [  # b gets the weights once
+        ("a", (ValidationSlice(0, 0, 7),)),
+        ("b", (ValidationSlice(1, 7, 7), ValidationSlice(3, 0, 7))),
+        ("c", (ValidationSlice(2, 14, 7),)),
     ]
     for name, number, correct in (("a", 0, 7.0), ("b", 1, 2.0), ("c", 2, 2.0)):
         assert one.answer(answer(number, correct), 1.0) == (True, None)
         assert one.compare(name, answer(number, correct), list(THREE)) == []
     assert one.answer(answer(3, 3.0), 1.0) == (False, None)
     (third,) = one.compare("b", answer(3, 3.0), list(THREE))
-    assert (third.name, third.header.first, third.header.size) == ("c", 0, 7)
+    (part,) = third.header.slices
+    assert (third.name, part.first, part.size) == ("c", 0, 7)
     assert one.finished(1.0) is None
-    one.compare("c", answer(third.header.number, 3.0), list(THREE))
+    one.compare("c", answer(part.number, 3.0), list(THREE))
     (liar,) = one.faulty
     assert liar[0] == "a"
     found = one.finished(2.0)

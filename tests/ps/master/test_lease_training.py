@@ -165,11 +165,10 @@ def test_node_that_is_lost_after_it_was_late_is_replaced(agreement: AgreementSet
 
 def answer_slices(stage: Stage, headers: list[Any]) -> None:
     """Let b answer the slices that are sent to it."""
-    for header in headers:
-        if isinstance(header, Validate):
-            answer = Validated(run="r", number=header.number, loss=1.0, correct=1.0)
-            with contextlib.suppress(BadFrame):  # a slice of a
-                stage.run.validated(stage.nodes.by_name["b"], answer)
+    for part in [part for header in headers if isinstance(header, Validate) for part in header.slices]:
+        answer = Validated(run="r", number=part.number, loss=1.0, correct=1.0)
+        with contextlib.suppress(BadFrame):  # a slice of a
+            stage.run.validated(stage.nodes.by_name["b"], answer)
 
 
 @pytest.mark.parametrize("agreement", [SYNC, ASYNC])

@@ -7,8 +7,8 @@ from math import isnan, nan
 
 import pytest
 
-from evener.ps.master.validation import EpochEnd, SliceForNode, ValidationPass, Validations, ValidationSlice
-from evener.ps.protocol.messages import Validated
+from evener.ps.master.validation import EpochEnd, SlicesForNode, ValidationPass, Validations
+from evener.ps.protocol.messages import Validated, ValidationSlice
 from support.agreements import SYNC
 from support.linear_engine import VALIDATION, costs, job, weights
 
@@ -75,8 +75,8 @@ def answer(number: int, loss: float = 1.0) -> Validated:
     return Validated(run="linear-1", number=number, loss=loss, correct=2.0)
 
 
-def sent(slices: list[SliceForNode]) -> list[tuple[str, int]]:
-    return [(one.name, one.header.number) for one in slices]
+def sent(messages: list[SlicesForNode]) -> list[tuple[str, int]]:
+    return [(one.name, part.number) for one in messages for part in one.header.slices]
 
 
 def test_every_node_gets_a_slice_with_the_weights() -> None:
@@ -84,7 +84,10 @@ def test_every_node_gets_a_slice_with_the_weights() -> None:
     validations.add(EpochEnd(0, 5, state))
     before = bytes(state.memory)
     slices = validations.give_out(COSTS, 0.0)
-    assert [(one.name, one.header.first, one.header.size) for one in slices] == [("a", 0, 11), ("b", 11, 10)]
+    assert [(one.name, one.header.slices) for one in slices] == [
+        ("a", (ValidationSlice(0, 0, 11),)),
+        ("b", (ValidationSlice(1, 11, 10),)),
+    ]
     assert all(bytes(one.weights) == before for one in slices)
     assert sent(validations.slices_of("b")) == [("b", 1)]
 

@@ -24,6 +24,7 @@ from evener.ps.protocol.messages import (
     ServerReply,
     Validate,
     Validated,
+    ValidationSlice,
 )
 from evener.records.profile import DeviceProfile
 from support.linear_engine import BATCH, RATE, Mood, build, job, weights
@@ -142,13 +143,14 @@ def test_excluded_node_drops_its_leases() -> None:
 @pytest.mark.parametrize(("first", "size"), [(0, 21), (5, 3)])
 def test_validation_slice_uses_the_weights_sent_with_it(first: int, size: int) -> None:
     own, sent = session()
-    own.validate(Validate(run="linear-1", number=4, first=first, size=size), [weights().memory.data])
-    found, _ = sent[-1]
-    assert isinstance(found, Validated)
-    assert (found.run, found.number) == ("linear-1", 4)
-    assert found.loss is not None
-    assert found.loss > 0
-    assert 0 <= found.correct <= size
+    slices = (ValidationSlice(4, first, size), ValidationSlice(6, 0, 21))
+    own.validate(Validate(run="linear-1", slices=slices), [weights().memory.data])
+    for part, (found, _) in zip(slices, list(sent)[-2:], strict=True):
+        assert isinstance(found, Validated)
+        assert (found.run, found.number) == ("linear-1", part.number)
+        assert found.loss is not None
+        assert found.loss > 0
+        assert 0 <= found.correct <= part.size
 
 
 def test_code_is_fetched_before_the_engine_and_after_a_reconnect(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from evener.ps.protocol.examination_messages import ExamineNodes
 from evener.ps.protocol.job import MIN_BYTES_PER_SECOND
 from evener.ps.protocol.messages import FetchBlob, Header, Invite, Join, RevokeInvitation
 from evener.records.schema import shown
+from evener.system.malloc import return_free_memory
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Buffer, allocate
 from evener.wire.identity import Grant, Role, host_in
@@ -194,7 +195,14 @@ class Handlers:
         return True
 
     def on_message(self, peer: int, header: Header, buffers: Sequence[memoryview]) -> None:
-        """Handle a frame."""
+        """Handle a frame, and return the memory of a large one to the system."""
+        try:
+            self._handle(peer, header, buffers)
+        finally:
+            if type(header) in _DECODED and sum(map(len, buffers)) > _LARGE_BYTES:
+                return_free_memory()
+
+    def _handle(self, peer: int, header: Header, buffers: Sequence[memoryview]) -> None:
         self._arrivals.end(peer)
         node, handler = self._nodes.at(peer), HANDLERS.get(type(header))
         if node is not None:
@@ -409,6 +417,10 @@ _MAY: dict[type[Header], tuple[Role, ...]] = {
     RevokeInvitation: ("admin",),
 }
 """Roles that may send a message; messages that are not listed come from nodes."""
+_DECODED = (m.SubmitRun, ExamineNodes, r.RankShown)
+"""Messages whose buffers are decoded, into many small objects; the buffers of others are forwarded or stored."""
+_LARGE_BYTES = 2**20
+"""Bytes of such buffers after which the master returns its free memory, in about a millisecond."""
 AUDITED: dict[type[Header], str] = {
     m.SubmitRun: "submitted",
     m.StopRun: "asked to stop",

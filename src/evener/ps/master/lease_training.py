@@ -19,7 +19,7 @@ from evener.ps.master.node_state import Occurrence
 from evener.ps.master.nodes import NodeRecord, Nodes, no_usable_node, stragglers
 from evener.ps.master.run_journal import RunJournal
 from evener.ps.master.run_speeds import RunSpeeds, SlowLink
-from evener.ps.master.validation import EpochEnd, SliceForNode, Validations
+from evener.ps.master.validation import EpochEnd, SlicesForNode, Validations
 from evener.ps.protocol.job import Job, encode_job
 from evener.ps.protocol.messages import Contribution, Prepare, Send, ServerReply, Validated
 from evener.records.errors import EvenerError, NonFiniteLoss
@@ -460,8 +460,8 @@ class RunValidation:
             self._journal.validated(validation)
             self.give_out()
 
-    def _send_slices(self, slices: Iterable[SliceForNode]) -> None:
+    def _send_slices(self, slices: Iterable[SlicesForNode]) -> None:
         for name, header, weights in slices:
             node = self._nodes.by_name[name]
-            node.steps_left += ceil(header.size / self._job.agreement.batch)
+            node.steps_left += sum(ceil(one.size / self._job.agreement.batch) for one in header.slices)
             self._send(node.peer, header, [weights])

@@ -12,8 +12,6 @@ from evener.ps.master.scheduler import Scheduler
 from evener.ps.protocol.messages import Header
 from evener.ps.protocol.rank_messages import RankEnded, RankPiece, RankReady, RankSaid, RankSaved, RankShown
 from evener.records.errors import InvalidInput
-from evener.records.events import MAX_EVENTS_BYTES
-from evener.system.malloc import return_free_memory
 from evener.system.memory import usable_memory
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Buffer, allocate
@@ -66,8 +64,6 @@ class RankHandlers:
                 run.said(node, header.process, bytes(buffers[0]))
             elif isinstance(header, RankShown):
                 run.shown(node, header.process, buffers[0])
-                if len(buffers[0]) > MAX_EVENTS_BYTES:
-                    return_free_memory()
             elif isinstance(header, RankSaved):
                 run.saved(node, header)
             elif isinstance(header, RankPiece):

@@ -14,19 +14,13 @@ from dataclasses import dataclass
 from math import isclose, isfinite
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from evener.agreements.layout import Flat
 from evener.oracle.apportion import NodeCost, apportion
 from evener.ps.protocol.job import Job
-from evener.ps.protocol.messages import Validate, Validated
+from evener.ps.protocol.messages import Validate, Validated, ValidationSlice
 from evener.records.record import Validation
-
-
-class ValidationSlice(NamedTuple):
-    """Samples [first, first + size) of the validation data, as the slice `number` of the run."""
-
-    number: int
-    first: int
-    size: int
 
 
 class EpochEnd(NamedTuple):
@@ -149,8 +143,8 @@ class _Pending:
         return [] if self.check is None else [name for name in names if name not in self.check.answers]
 
 
-class SliceForNode(NamedTuple):
-    """A slice to send to a node, and the weights to validate."""
+class SlicesForNode(NamedTuple):
+    """Slices to send to a node, and the weights to validate: once, since its link may be slow."""
 
     name: str
     header: Validate
@@ -210,7 +204,7 @@ class Validations:
 
     def give_out(
         self, costs: Mapping[str, NodeCost], now: float, *, leaving: Collection[str] = (), reassign_late: bool = False
-    ) -> list[SliceForNode]:
+    ) -> list[SlicesForNode]:
         """Begin the next validation, or assign the slices of lost, withholding (or late) nodes to others.
 
         Args:
@@ -227,28 +221,27 @@ class Validations:
             pending.underway = ValidationPass(self._job.num_validation, costs, self._next_slice)
             pending.begun, self._next_slice = now, pending.underway.next_number
             self._contributions.clear()
-            slices = [one for name in pending.underway.owners for one in self.slices_of(name)]
-            return slices + self._begin_check(pending, trusted)
+            return self._messages(pending.underway.parts + self._begin_check(pending, trusted), pending)
         lost = {name for name in (*pending.underway.owners, *self._asked) if name not in (*trusted, *leaving)}
         away = pending.underway.owners if reassign_late else lost
         moved = pending.underway.lease_again(away, trusted)
         if lost or reassign_late:
             pending.check = None  # not worth waiting for
-        return [self._for(name, part, pending) for part, name in moved]
+        return self._messages(moved, pending)
 
-    def slices_of(self, name: str) -> list[SliceForNode]:
-        """Return the open slices of a node."""
+    def slices_of(self, name: str) -> list[SlicesForNode]:
+        """Return the message with the open slices of a node; none if it has none."""
         pending = self.pending[0] if self.pending else None
         if pending is None or pending.underway is None:
             return []
-        return [self._for(name, part, pending) for part in pending.underway.slices_of(name)]
+        return self._messages([(part, name) for part in pending.underway.slices_of(name)], pending)
 
     def objection(self, name: str, header: Validated) -> str:
         """Say why an answer of `name` cannot be true; empty if it can."""
         underway = self.pending[0].underway if self.pending else None
         return "" if underway is None else underway.objection(header.number, name, header.correct)
 
-    def compare(self, name: str, header: Validated, names: Sequence[str]) -> list[SliceForNode]:
+    def compare(self, name: str, header: Validated, names: Sequence[str]) -> list[SlicesForNode]:
         """Compare an answer of `name` with another node's; return the slices to send to `names` now."""
         pending = self.pending[0] if self.pending else None
         if pending is None or pending.check is None or pending.checked is None:
@@ -266,7 +259,7 @@ class Validations:
         if third is None:
             pending.check = None  # no node is left to decide
             return []
-        return [self._ask(third, part, pending)]
+        return self._messages([self._ask(third, part)], pending)
 
     def answer(self, header: Validated, now: float) -> tuple[bool, Validation | None]:
         """Take an answer; return whether it was awaited, and the validation that it completes."""
@@ -284,7 +277,7 @@ class Validations:
         self.pending.popleft()
         return self._result(pending, pending.underway, now)
 
-    def _begin_check(self, pending: _Pending, names: Sequence[str]) -> list[SliceForNode]:
+    def _begin_check(self, pending: _Pending, names: Sequence[str]) -> list[tuple[ValidationSlice, str]]:
         assert pending.underway is not None
         if self._choose is None or len(names) < 2:
             return []
@@ -292,13 +285,13 @@ class Validations:
         others = [name for name in names if name != owner]
         pending.checked, pending.check = part, CrossCheck(part.size)
         self._asked.clear()
-        return [self._ask(others[self._choose(len(others))], part, pending)]
+        return [self._ask(others[self._choose(len(others))], part)]
 
-    def _ask(self, name: str, part: ValidationSlice, pending: _Pending) -> SliceForNode:
-        """Send a slice to a second node, under a number of its own."""
+    def _ask(self, name: str, part: ValidationSlice) -> tuple[ValidationSlice, str]:
+        """Assign a slice to a second node, under a number of its own."""
         number, self._next_slice = self._next_slice, self._next_slice + 1
         self._asked[name] = number
-        return self._for(name, part._replace(number=number), pending)
+        return replace(part, number=number), name
 
     def _settle(self, pending: _Pending, check: CrossCheck, part: ValidationSlice) -> None:
         """Report the nodes that contradict two agreeing answers, and count the agreed answer."""
@@ -312,10 +305,17 @@ class Validations:
             counts = f"it counted {answer.correct:g} of {part.size} as correct, and two other nodes {truth.correct:g}"
             self.faulty.append((name, counts))
 
-    def _for(self, name: str, part: ValidationSlice, pending: _Pending) -> SliceForNode:
-        self._contributions[name] = 0
-        header = Validate(run=self._job.run, number=part.number, first=part.first, size=part.size)
-        return SliceForNode(name, header, pending.end.weights.memory.data)
+    def _messages(self, assigned: Iterable[tuple[ValidationSlice, str]], pending: _Pending) -> list[SlicesForNode]:
+        """Return one message to each node of these assignments."""
+        parts: dict[str, list[ValidationSlice]] = {}
+        for part, name in assigned:
+            parts.setdefault(name, []).append(part)
+            self._contributions[name] = 0
+        weights = pending.end.weights.memory.data
+        return [
+            SlicesForNode(name, Validate(run=self._job.run, slices=tuple(slices)), weights)
+            for name, slices in parts.items()
+        ]
 
     def _result(self, pending: _Pending, done: ValidationPass, now: float) -> Validation:
         return Validation(

@@ -148,13 +148,14 @@ class LeasePart(NodePart):
         self._send(Contribution(run=self.job.run, push=push), image)
 
     def validate(self, request: Validate, buffers: Buffers) -> None:
-        """Validate the weights on a slice of the validation data, and send the result."""
+        """Validate the weights on slices of the validation data, and send each result."""
         if self._engine is None:
             return
         weights = Flat(self.job.layout, as_bytes(buffers[0]))
-        loss, correct = self._engine.validate(weights, request.first, request.size)
-        self._require_data()
-        self._send(Validated(run=self.job.run, number=request.number, loss=summable(loss), correct=correct))
+        for part in request.slices:
+            loss, correct = self._engine.validate(weights, part.first, part.size)
+            self._require_data()
+            self._send(Validated(run=self.job.run, number=part.number, loss=summable(loss), correct=correct))
 
     def resend(self) -> None:
         """Send unanswered messages again, over a new connection; the master repeats the valid leases."""

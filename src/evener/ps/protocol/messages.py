@@ -32,7 +32,7 @@ from evener.records.schema import (
 )
 from evener.wire.frame import Buffer
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 MAX_COMPLETE = 8
 """Limit of the complete blobs that a node offers: it has one of data."""
 MASTER_ENDED = "the master ends, and its nodes with it"
@@ -275,13 +275,19 @@ class ServerReply(Header, frozen=True, kw_only=True):
     answer: Answer
 
 
-class Validate(Header, frozen=True, kw_only=True):
-    """The master asks a node to validate samples [first, first + size); one buffer: the weights."""
+class ValidationSlice(msgspec.Struct, frozen=True, array_like=True):
+    """Samples [first, first + size) of the validation data, as the slice `number` of the run."""
 
-    run: RunName
     number: Count
     first: Count
     size: Count
+
+
+class Validate(Header, frozen=True, kw_only=True):
+    """The master asks a node to validate slices of the validation data; one buffer: the weights."""
+
+    run: RunName
+    slices: tuple[ValidationSlice, ...]
 
 
 class Release(Header, frozen=True, kw_only=True):
