@@ -109,7 +109,7 @@ def plain_rank(number: int, config: PlainRun) -> None:
     with quiet(), alone():
         from evener.frontends.yolo.settings import read_training
 
-        model, settings, folder = read_training(config.words)
+        model, settings, folder, _ = read_training(config.words)
         settings["save_dir"] = str(folder.with_name(f"{folder.name}{number}"))
         model.add_callback("on_train_epoch_start", note)
         model.add_callback("on_train_batch_end", note)

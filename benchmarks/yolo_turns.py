@@ -98,7 +98,7 @@ def _train_plain(side: Side) -> None:
     with alone():
         from evener.frontends.yolo.settings import read_training
 
-        model, settings, _ = read_training(side.words)
+        model, settings, *_ = read_training(side.words)
         model.train(trainer=model._smart_load("trainer"), **settings, device="cpu")
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from evener.commands.pickled import with_pickled_task
 from evener.commands.train import run_on_nodes
 from evener.config.run_config import RunConfig
 from evener.frontends.programs.cpu_check import MAX_RANKS, shares_of_check, yield_memory
 from evener.frontends.programs.forked_replica import end_with_parent
-from evener.frontends.programs.pickled_task import with_pickled_task
 from evener.frontends.programs.run import Run
 from evener.launch.rank_environment import RankFunction
 from evener.records.errors import EvenerError

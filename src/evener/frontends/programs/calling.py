@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from evener.commands import train as commands
+from evener.commands.pickled import with_pickled_task
 from evener.config.config_file import usual_options
 from evener.config.conflicts import AGREEMENT_OPTIONS, MASTER_OPTIONS, option_name
 from evener.config.option_values import description_of, field_value
@@ -21,7 +22,6 @@ from evener.config.run_config import RunConfig
 from evener.data.loader import random_state_kept
 from evener.data.tasks.load import load_any_task, task_of
 from evener.frontends.programs.batch_training import refuse_batches, train_batches
-from evener.frontends.programs.pickled_task import with_pickled_task
 from evener.launch.rank_environment import RankFunction
 from evener.launch.slurm import adopt_slurm
 from evener.parallel.op_registry import without_synchronised

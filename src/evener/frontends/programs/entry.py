@@ -42,6 +42,8 @@ _runs: list[Run] = []
 """The run of this process, once it has joined."""
 _waiting: list[tuple[RankEnvironment, ScriptConfig]] = []
 """Environment and config of this process, until it joins."""
+_taken: list[RankEnvironment] = []
+"""The environment of this process, once a front end of its own has taken it."""
 
 
 def join() -> Run:
@@ -72,7 +74,29 @@ def gather(rows: Tensor) -> Tensor:
 def expect(env: RankEnvironment, config: ScriptConfig) -> None:
     """Let the program that this process runs next join as the rank of `env`."""
     _runs.clear()
+    _taken.clear()
     _waiting[:] = [(env, config)]
+
+
+def take_environment() -> RankEnvironment | None:
+    """Return the environment of this rank to a front end that trains in its own way; None if it is no rank.
+
+    Raises:
+        InvalidInput: the program has joined already, or has trained in this way before.
+    """
+    if not _waiting:
+        if _runs or _taken:
+            raise InvalidInput(
+                "a program that `evener run` started joins its nodes once: train in a program of its own"
+            )
+        return None
+    _taken.append(_waiting.pop()[0])
+    return _taken[0]
+
+
+def has_joined() -> bool:
+    """Return whether the program of this process has joined the nodes, by `join` or by a front end of its own."""
+    return bool(_runs or _taken)
 
 
 def joined() -> Run | None:

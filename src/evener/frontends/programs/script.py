@@ -62,7 +62,7 @@ def perform_script(env: RankEnvironment, config: ScriptConfig) -> None:
                 raise TrainingFailed(f"{config.script.name} ended itself: exit code {error.code}") from error
     run = entry.joined()
     if run is None:
-        if len(env.nodes) > 1:
+        if len(env.nodes) > 1 and not entry.has_joined():
             raise InvalidInput(
                 f"{config.script} ran {len(env.nodes)} times, each node for itself: let it call evener.join(), and "
                 "run.prepare with its model, optimizer and loader"

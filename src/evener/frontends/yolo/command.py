@@ -38,6 +38,7 @@ from evener.frontends.yolo.overrides import (
 )
 from evener.frontends.yolo.rank import alone, yolo_rank
 from evener.launch.nodes import options_of
+from evener.launch.rank_environment import RankFunction
 from evener.records.errors import InvalidInput, MissingExtra, TrainingFailed, first_line
 from evener.records.events import RunEvent
 from evener.records.record import Event, TrainRecord
@@ -190,7 +191,8 @@ def run(config: YoloConfig, *, as_json: bool) -> None:
     _trust(read_overrides(config.overrides), trusted_only=config.trusted_only)
     config = msgspec.structs.replace(config, to_stderr=as_json)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        record = _as_rank(config) if is_torchrun(config) else _on_local_nodes(config)
+        perform = as_rank if is_torchrun(config) else on_local_nodes
+        record = perform(config, yolo_rank, _folder_of)
     if as_json and record is not None:
         print_line(json.dumps(summary(record)))
     if is_torchrun(config):
@@ -199,14 +201,14 @@ def run(config: YoloConfig, *, as_json: bool) -> None:
 
 def _trust(overrides: Mapping[str, str], *, trusted_only: bool) -> None:
     """Refuse files that run as programs, or warn the user of them, and require Ultralytics. Raises InvalidInput."""
-    _require_ultralytics()
+    require_loadable()
     if trusted_only:
         refuse_programs(overrides)
     elif os.environ.get("RANK", "0") == "0" and (sentence := warning_of(overrides)):
         sys.stderr.write(f"evener: {sentence}\n")
 
 
-def _require_ultralytics() -> None:
+def require_loadable() -> None:
     """Raise MissingExtra unless Ultralytics and the torchvision that it needs are there, and load."""
     require_ultralytics()
     with needing_extras():
@@ -219,23 +221,24 @@ def _require_ultralytics() -> None:
             ) from error
 
 
-def _on_local_nodes(config: YoloConfig) -> TrainRecord | None:
+def on_local_nodes(config: YoloConfig, program: RankFunction, folder_of: Callable[[YoloConfig], Path]) -> TrainRecord:
+    """Run `program` on nodes of this machine, show the run, and keep its record in its folder."""
     is_elastic = config.elastic_choice is not False
-    return _shown(config, partial(run_on_nodes, yolo_rank, is_elastic=is_elastic, without=without))
+    return _shown(config, folder_of(config), partial(run_on_nodes, program, is_elastic=is_elastic, without=without))
 
 
-def _as_rank(config: YoloConfig) -> TrainRecord | None:
-    """Run one rank of torchrun; the first rank shows the run."""
-    perform = partial(run_torchrun_rank, yolo_rank)
+def as_rank(config: YoloConfig, program: RankFunction, folder_of: Callable[[YoloConfig], Path]) -> TrainRecord | None:
+    """Run `program` as one rank of torchrun; the first rank shows the run, and keeps its record in its folder."""
+    perform = partial(run_torchrun_rank, program)
     if os.environ["RANK"] == "0":
-        return _shown(config, perform)
+        return _shown(config, folder_of(config), perform)
     perform(config, lambda _: None)
     return None
 
 
-def _shown(config: YoloConfig, perform: Callable[[YoloConfig, Callable[[RunEvent], None]], None]) -> TrainRecord:
-    """Run `perform`, show the run, and keep its record in the folder that Ultralytics chooses."""
-    folder = _folder_of(config)
+def _shown(
+    config: YoloConfig, folder: Path, perform: Callable[[YoloConfig, Callable[[RunEvent], None]], None]
+) -> TrainRecord:
     overrides = (*(word for word in config.overrides if not word.startswith("save_dir=")), f"save_dir={folder}")
     settings = read_overrides(config.overrides)
     options = {"--shares": config.shares, "--stationary": "yes" if config.stationary else ""}

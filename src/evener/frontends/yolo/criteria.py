@@ -14,12 +14,13 @@ process afterwards, and each has its own addend of the gradient.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from ultralytics.utils.loss import E2EDetectLoss, E2ELoss, v8ClassificationLoss, v8DetectionLoss
 
 from evener.comm.group import Group
@@ -32,6 +33,8 @@ Criterion: TypeAlias = Callable[[Any, dict[str, Any]], LossParts]
 """Of predictions and a batch."""
 Count = Literal["images", "targets", "foreground", "visible"]
 
+_KNOWN = ("ultralytics.", "torch.")
+"""Packages whose losses are known."""
 _COUNTS: tuple[Count, ...] = ("images", "targets", "foreground", "visible")
 _DIVISORS: dict[str, Count] = {
     "loss": "images",
@@ -71,8 +74,10 @@ def share_criterion(criterion: Any, images: Images) -> Criterion:
     Only functions are attached to it: they survive copies of the model.
 
     Raises:
-        InvalidInput: the divisors of this criterion are unknown.
+        InvalidInput: the divisors of this criterion are unknown, as those of the user's own are.
     """
+    if own := _own_parts(criterion):
+        raise _is_own(own[0])
     if isinstance(criterion, v8ClassificationLoss):
         return _shared_mean(criterion, images)
     ends = isinstance(criterion, E2ELoss | E2EDetectLoss)
@@ -84,6 +89,30 @@ def share_criterion(criterion: Any, images: Images) -> Criterion:
             )
         _share_detection(one, images)
     return criterion  # type: ignore[no-any-return]
+
+
+def require_known_loss(model: Any) -> None:
+    """Raise InvalidInput if the loss of a model of Ultralytics is computed by a method of the user."""
+    method = type(model).loss
+    if not method.__module__.startswith(_KNOWN):
+        raise _is_own(method.__qualname__)
+
+
+def _is_own(name: str) -> InvalidInput:
+    return InvalidInput(
+        f"the loss {name} is your own, and nodes cannot know by which counts its parts are divided: train it on one "
+        "node"
+    )
+
+
+def _own_parts(criterion: Any) -> list[str]:
+    """Return the names of the classes and functions of a criterion that neither Ultralytics nor PyTorch defines."""
+    ends = (criterion.one2many, criterion.one2one) if isinstance(criterion, E2ELoss | E2EDetectLoss) else ()
+    parts: list[Any] = [type(one) for one in (criterion, *ends)]
+    for value in [value for one in (criterion, *ends) for value in vars(one).values()]:
+        if isinstance(value, nn.Module) or inspect.isroutine(value):
+            parts.append(type(value) if isinstance(value, nn.Module) else value)
+    return [one.__qualname__ for one in parts if not (one.__module__ or "").startswith(_KNOWN)]
 
 
 def _shared_mean(criterion: Any, images: Images) -> Criterion:

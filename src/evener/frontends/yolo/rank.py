@@ -6,8 +6,9 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,23 +27,39 @@ from evener.records.record import NodeSummary
 from evener.training.context import abandonable_backend, join_world
 from evener.training.elastic.start import late_group
 
+if TYPE_CHECKING:
+    from evener.frontends.yolo.settings import YoloTraining
+
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
-def yolo_rank(env: RankEnvironment, config: YoloConfig, checkpoints: RemoteCheckpoints | None = None) -> None:
+def _read(config: YoloConfig) -> YoloTraining:
+    """Return the training that the words of `config` describe."""
+    from evener.frontends.yolo.settings import read_training
+
+    return read_training(config.overrides)
+
+
+def yolo_rank(
+    env: RankEnvironment,
+    config: YoloConfig,
+    checkpoints: RemoteCheckpoints | None = None,
+    read: Callable[[YoloConfig], YoloTraining] = _read,
+) -> None:
     """Run one rank; the leader emits plan, batches and record through the env.
 
     Args:
         env: of the rank.
         config: options; those of the first rank count, unless paths differ on this machine.
         checkpoints: kept by the rank's master; None without a master.
+        read: returns the training that the options describe.
     """
     with contextlib.redirect_stdout(sys.stderr) if config.to_stderr else contextlib.nullcontext():
         group, late_plan = join(env, config.elastic_choice, preflight=config.preflight)
         if late_plan is None and not env.has_own_paths:
             config = decode_json(group.all_gather_bytes(msgspec.json.encode(config))[0], YoloConfig)
         with alone():
-            plan, takes_part = _train(env, group, config, late_plan, checkpoints)
+            plan, takes_part = _train(env, group, config, late_plan, checkpoints, read)
         if not takes_part:
             stay(env, plan)
             return
@@ -73,14 +90,16 @@ def _train(
     config: YoloConfig,
     late_plan: Plan | None,
     checkpoints: RemoteCheckpoints | None,
+    read: Callable[[YoloConfig], YoloTraining],
 ) -> tuple[Plan, bool]:
     """From the words to the record; the plan, and whether this rank is in it.
 
     Args:
-        env, group, config, checkpoints: of the rank.
+        env, group, config, checkpoints, read: of the rank.
         late_plan: the plan of a run that has begun without this rank, which raises NotNeeded if that continues alone.
     """
-    from evener.frontends.yolo.settings import read_training
+    from ultralytics.engine.model import Model
+
     from evener.frontends.yolo.trainer import distributed_trainer
 
     trainer_rank = TrainerRank(
@@ -88,14 +107,15 @@ def _train(
     )
     if not group.is_leader or trainer_rank.is_late:
         logging.getLogger("ultralytics").setLevel(logging.ERROR)
-    model, settings, folder = read_training(config.overrides)
+    model, settings, folder, own_trainer = read(config)
     with own_folder(
         group, folder, is_first_here=trainer_rank.is_first_here, is_late=trainer_rank.is_late
     ) as rank_folder:
         trainer_rank.folder = folder
         settings |= {"save_dir": str(rank_folder), "device": _device(env)}
+        trainer = distributed_trainer(own_trainer or model._smart_load("trainer"), trainer_rank)
         try:
-            model.train(trainer=distributed_trainer(model._smart_load("trainer"), trainer_rank), **settings)
+            Model.train(model, trainer=trainer, **settings)
         except NotNeeded:
             if late_plan is not None or trainer_rank.work.plan is None:
                 raise

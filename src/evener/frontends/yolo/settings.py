@@ -33,11 +33,13 @@ class YoloTraining(NamedTuple):
         model: of it, not yet in training.
         settings: by name, with their values.
         folder: where the results go.
+        trainer: the user's own trainer class; None: that of the model's task.
     """
 
     model: Any
     settings: dict[str, Any]
     folder: Path
+    trainer: type | None = None
 
 
 def read_training(overrides: tuple[str, ...]) -> YoloTraining:

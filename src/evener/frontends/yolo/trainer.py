@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from ultralytics.engine.trainer import BaseTrainer
@@ -27,7 +27,8 @@ from ultralytics.utils.torch_utils import unwrap_model
 from evener.comm.group import Group
 from evener.data.loader import seed_all
 from evener.data.sampler import OrderedSampler
-from evener.frontends.yolo.criteria import RankImages, share_criterion
+from evener.frontends.yolo.callbacks import OPENING, LeaderCallbacks, TrainerMark, has_own, open_trackers
+from evener.frontends.yolo.criteria import RankImages, require_known_loss, share_criterion
 from evener.frontends.yolo.generations import Generations
 from evener.frontends.yolo.run_folder import share_best, take_folder
 from evener.frontends.yolo.settings import in_a_sentence
@@ -36,6 +37,7 @@ from evener.frontends.yolo.step_gradients import StepGradients
 from evener.frontends.yolo.trainer_rank import TrainerRank
 from evener.frontends.yolo.validation import distributed_validator
 from evener.parallel.shared_statistics import SharedStatistics
+from evener.records.decoding import decode_msgpack
 from evener.records.errors import Interrupted, InvalidInput, NodeLost
 from evener.training.step import StepResult
 
@@ -65,16 +67,18 @@ class DistributedTrainer(BaseTrainer):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         threads = torch.get_num_threads()
+        self._has_trackers, self._passed, self._is_evaluating = self.trainer_rank.leads, list[str](), False
         super().__init__(*arguments, **named)
         if self.trainer_rank.env.node.threads is not None:
             torch.set_num_threads(threads)  # Ultralytics takes those of the whole machine
-        if not self.trainer_rank.group.is_leader:
-            self.callbacks = defaultdict(list)
+        self.callbacks = LeaderCallbacks(self.callbacks, lambda: self.trainer_rank.leads)
 
     def run_callbacks(self, event: str) -> None:
-        """Handle an event: experiment trackers on the leader alone, and the work of ranks on every rank."""
-        if self.trainer_rank.group.is_leader:
+        """Handle an event: callbacks on the leader alone, and the work of ranks on every rank."""
+        if self.trainer_rank.leads:
             super().run_callbacks(event)
+        if event in OPENING:
+            self._passed.append(event)
         if event == "on_train_epoch_start":
             self.trainer_rank.begin_epoch()
         elif event == "on_train_batch_start":
@@ -84,6 +88,28 @@ class DistributedTrainer(BaseTrainer):
             self._end_batch()
         elif event == "on_train_epoch_end":
             self.trainer_rank.end_epoch()
+        if self._is_between_epochs(event) and has_own(self.callbacks) and not self.trainer_rank.group.is_alone:
+            self._agree_after_callbacks()
+
+    def _is_between_epochs(self, event: str) -> bool:
+        """Whether all ranks handle this event now; one that joined within an epoch goes through it by itself."""
+        if event == "on_train_epoch_start":
+            return bool(self.model.done == self.epoch * len(self.train_loader))
+        return event == "on_fit_epoch_end" and not self._is_evaluating
+
+    def _agree_after_callbacks(self) -> None:
+        """Stop where the leader's callbacks say so. Raises InvalidInput: they changed what all ranks have alike."""
+        group = self.trainer_rank.group
+        rows = self.trainer_rank.together(
+            lambda: group.all_gather_bytes(msgspec.msgpack.encode(TrainerMark.of(self), enc_hook=float))
+        )
+        marks = [decode_msgpack(row, TrainerMark) for row in rows]
+        self.stop = marks[0].stop
+        for changed in filter(None, (mark.difference(marks[0]) for mark in marks)):
+            raise InvalidInput(
+                f"a callback changed {changed} on the node that leads, where callbacks run: do this in a trainer "
+                "class of your own, whose methods every node runs"
+            )
 
     def get_dataset(self) -> Any:
         """The description of the data; one rank of a machine reads it first, and downloads it if it has to."""
@@ -135,6 +161,7 @@ class DistributedTrainer(BaseTrainer):
         model = unwrap_model(self.model)
         self.trainer_rank.begin(self, model)
         if not self.trainer_rank.group.is_alone:
+            require_known_loss(model)
             if getattr(model, "criterion", None) is None:
                 model.criterion = model.init_criterion()
             model.criterion = share_criterion(model.criterion, lambda: self._images(self.train_loader))
@@ -245,6 +272,7 @@ class DistributedTrainer(BaseTrainer):
     def final_eval(self) -> None:
         """Validate the best weights, which every rank has in its own folder."""
         threads = torch.get_num_threads()
+        self._is_evaluating = True
         self.trainer_rank.end_training()
         self.trainer_rank.together(self._evaluated)
         torch.set_num_threads(threads)
@@ -259,6 +287,9 @@ class DistributedTrainer(BaseTrainer):
         if self.trainer_rank.folder not in (None, self.save_dir):
             logging.getLogger("ultralytics").setLevel(logging.INFO)
             take_folder(self, self.trainer_rank.folder)
+        if not self._has_trackers:
+            self._has_trackers = True
+            open_trackers(self, self._passed)
 
 
 _NEVER = 1 << 40

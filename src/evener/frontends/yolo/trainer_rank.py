@@ -63,13 +63,18 @@ class TrainerRank:
         self.work = ImageShares(env, group, shares, is_stationary=is_stationary, late_plan=late_plan)
         self.folder: Path | None = None
         self.generations: Generations | None = None
-        self.is_late = late_plan is not None
+        self.is_late = self._is_outside = late_plan is not None
         self._step = 1
         hosts = [node.host for node in env.nodes]
         self.is_first_here = hosts.index(env.node.host) == env.rank and not self.is_late
         can_abandon = group.sums is not None or not group.has_accelerators
         self._can_change = env.control is not None and can_abandon and not is_stationary
         group.is_elastic = self._can_change and self._has_others
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank speaks for all: shows the run, writes its files and runs its callbacks."""
+        return self.group.is_leader and not self._is_outside
 
     @property
     def _has_others(self) -> bool:
@@ -136,6 +141,7 @@ class TrainerRank:
         if self._checkpoints is not None and self._checkpoints.resumes and not self.is_late:
             state = self._checkpoints.state()
             self._checkpoints.restore_results(trainer)
+        self._is_outside = False
         self.generations.begin(state)
 
     def together(self, work: Callable[[], Any]) -> Any:

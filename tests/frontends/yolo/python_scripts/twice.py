@@ -1,0 +1,10 @@
+"""A training that goes on with the weights of the first one."""
+
+from settings import SETTINGS, note
+from ultralytics import YOLO
+
+if __name__ == "__main__":
+    model = YOLO("yolov8n.yaml")
+    model.train(**SETTINGS)
+    model.train(**SETTINGS | {"epochs": 2})
+    note(model.trainer.save_dir.name)

@@ -1,0 +1,236 @@
+"""`evener.yolo.YOLO`: scripts for Ultralytics with one import changed, on uneven nodes, and as they were."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from evener.records.record import TrainRecord
+from evener.records.schema import read_noun
+from support.yolo_cases import draw_classes, draw_detection, needs_ultralytics
+from support.yolo_commands import ENVIRONMENT
+
+pytestmark = [needs_ultralytics, pytest.mark.timeout(600)]
+
+SCRIPTS = Path(__file__).with_name("python_scripts")
+NAMES = sorted(file.stem for file in SCRIPTS.glob("*.py") if file.stem != "settings")
+REPEATING = ("twice", "resume", "train_from_weights", "transfer_weights")
+"""Scripts that train more than once, or write a file first, which the ranks of `evener run` would do at once."""
+OF_EVENER = {"plan.json", "record.json", "report.html", "events.jsonl", "scalars"}
+LOSSES = 1e-3
+"""Relative: in single precision, with an untrained network."""
+WEIGHTS = 5e-3
+"""Relative to the largest one of each tensor; they are kept in half precision."""
+
+
+def prepare(folder: Path, name: str, *, is_plain: bool, nodes: str = "") -> Path:
+    """A folder with the data, and the script; the script."""
+    folder.mkdir()
+    draw_detection(folder / "data")
+    if name == "segment":
+        draw_detection(folder / "segments", task="segment")
+    if name == "classify":
+        draw_classes(folder / "classes")
+    (folder / "home").mkdir()
+    shutil.copy(SCRIPTS / "settings.py", folder)
+    text = (SCRIPTS / f"{name}.py").read_text()
+    if not is_plain:
+        text, count = re.subn("from ultralytics import YOLO", "from evener.yolo import YOLO", text)
+        assert count == 1
+    if nodes:
+        text = text.replace("model.train(", f"model.train({nodes}, ")
+    (folder / f"{name}.py").write_text(text)
+    return folder / f"{name}.py"
+
+
+def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **ENVIRONMENT, "YOLO_CONFIG_DIR": str(folder / "home")}
+    environment.pop("PYTEST_CURRENT_TEST", None)  # with it Ultralytics leaves trackers out
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def files(folder: Path) -> set[str]:
+    """Files below the folder of the runs, but for those that Evener adds."""
+    own = [one.relative_to(folder) for one in folder.rglob("*") if one.is_file()]
+    return {str(one) for one in own if OF_EVENER.isdisjoint(one.parts)}
+
+
+def weights(file: Path) -> dict[str, torch.Tensor]:
+    """Read in a process of its own: Ultralytics changes the environment of the one that imports it."""
+    out = file.with_suffix(".weights")
+    code = (
+        "import sys, torch; one = torch.load(sys.argv[1], weights_only=False); "
+        "torch.save((one['ema'] or one['model']).float().state_dict(), sys.argv[2])"
+    )
+    assert run(["-c", code, str(file), str(out)], file.parents[3]).returncode == 0
+    state: dict[str, torch.Tensor] = torch.load(out, weights_only=True)
+    out.unlink()
+    return state
+
+
+def require_same_results(found: Path, wanted: Path) -> None:
+    """Assert that the runs of two folders have the same files, losses, metrics and weights."""
+    assert files(found / "runs") == files(wanted / "runs")
+    for table in (wanted / "runs").rglob("results.csv"):
+        place = table.relative_to(wanted)
+        rows, own = (list(csv.DictReader(file.read_text().splitlines())) for file in (table, found / place))
+        assert [list(row) for row in own] == [list(row) for row in rows]
+        for row, other in zip(rows, own, strict=True):
+            for name in set(row) - {"time"}:
+                assert float(other[name]) == pytest.approx(float(row[name]), rel=LOSSES, abs=1e-4), (place, name)
+        for name, value in weights(table.parent / "weights" / "last.pt").items():
+            if value.is_floating_point():
+                other_value = weights_of(found / place.parent)[name]
+                assert (other_value - value).abs().max() <= WEIGHTS * value.abs().max().clamp(min=1e-3), name
+
+
+_states: dict[Path, dict[str, torch.Tensor]] = {}
+
+
+def weights_of(run_folder: Path) -> dict[str, torch.Tensor]:
+    if run_folder not in _states:
+        _states[run_folder] = weights(run_folder / "weights" / "last.pt")
+    return _states[run_folder]
+
+
+def seen(folder: Path) -> list[str]:
+    file = folder / "seen.txt"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_script_with_one_import_changed_has_the_results_of_plain_ultralytics(name: str, tmp_path: Path) -> None:
+    plain, nodes = tmp_path / "plain", tmp_path / "nodes"
+    done = run([str(prepare(plain, name, is_plain=True))], plain)
+    assert done.returncode == 0, done.stderr
+    done = run([str(prepare(nodes, name, is_plain=False, nodes="nodes='1,0.5', shares='5,3'"))], nodes)
+    assert done.returncode == 0, done.stderr
+    assert seen(nodes) == seen(plain)
+    require_same_results(nodes, plain)
+    (*_, record) = sorted((nodes / "runs").rglob("record.json"))
+    assert len(read_noun(record, TrainRecord).nodes) == 2
+    if name in REPEATING:
+        return
+    launched = tmp_path / "launched"
+    script = prepare(launched, name, is_plain=False)
+    done = run(["-m", "evener", "run", "--local-nodes", "1,0.5", str(script)], launched)
+    assert done.returncode == 0, done.stderr
+    assert set(seen(launched)) == set(seen(plain))
+    require_same_results(launched, plain)
+
+
+CALLBACK = """
+from evener.yolo import YOLO
+from settings import SETTINGS
+
+
+def change(trainer):
+    {change}
+
+
+if __name__ == "__main__":
+    model = YOLO("yolov8n.yaml")
+    model.add_callback("{event}", change)
+    model.train(**SETTINGS, nodes="1,1", shares="5,3")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("event", "change", "named"),
+    [
+        ("on_train_start", "next(trainer.model.parameters()).requires_grad = False", "which weights are trained"),
+        ("on_train_batch_start", "[group.update(lr=0.1) for group in trainer.optimizer.param_groups]", "weights"),
+        ("on_train_epoch_start", "trainer.epochs += 1", "the number of epochs"),
+    ],
+)
+def test_callback_that_changes_the_training_of_one_node_is_refused(
+    event: str, change: str, named: str, tmp_path: Path
+) -> None:
+    script = prepare(tmp_path / "run", "train_from_yaml", is_plain=False)
+    script.write_text(CALLBACK.format(event=event, change=change))
+    done = run([str(script)], script.parent)
+    assert done.returncode != 0
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("evener.records.errors.InvalidInput: a callback changed")
+    assert named in last
+
+
+REFUSED = {
+    "device='cpu', nodes='1,1'": "name nodes twice",
+    "nodes='1,2'": "--local-nodes",
+    "nodes='1,1', rect=True": "rect=True does not go with Evener",
+    "nodes='1,1', time=1": "time=1 does not go with Evener",
+    "nodes='1,1', batch=-1": "batch must be a number",
+    "nodes='1,1', imgsize=64": "imgsize",
+    "nodes='1,1', resume=True": "holds no training to resume",
+    "nodes='1,1', data=['a.yaml', 'b.yaml']": "several data sets",
+    "nodes='1,1', augmentations=(one for one in ())": "cannot be sent to the nodes' processes",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", REFUSED)
+def test_unsupported_argument_is_refused_in_one_sentence(arguments: str, tmp_path: Path) -> None:
+    script = prepare(tmp_path / "run", "train_from_yaml", is_plain=False)
+    call = "from evener.yolo import YOLO\nYOLO('yolov8n.yaml').train(**{'data': 'data/data.yaml', **dict(%s)})\n"
+    script.write_text(call % arguments)
+    done = run([str(script)], script.parent)
+    assert done.returncode != 0
+    assert "InvalidInput" in done.stderr.splitlines()[-1] or "InvalidValue" in done.stderr.splitlines()[-1], done.stderr
+    assert REFUSED[arguments] in done.stderr.splitlines()[-1]
+    assert not (script.parent / "runs").exists()
+
+
+LOST_LEADER = """
+import os
+import signal
+from pathlib import Path
+
+from evener.yolo import YOLO
+from settings import SETTINGS, note
+from ultralytics import settings
+
+
+def die(trainer):
+    if trainer.epoch == 1 and not Path("died").exists():
+        Path("died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    settings.update({"tensorboard": True})
+    model = YOLO("yolov8n.yaml")
+    model.add_callback("on_train_start", lambda trainer: note("begins"))
+    model.add_callback("on_train_batch_start", die)
+    model.add_callback("on_fit_epoch_end", lambda trainer: note(trainer.epoch))
+    model.train(**SETTINGS | {"epochs": 4}, nodes="1,1", shares="5,3", node_patience=5)
+    note(type(model.metrics).__name__)
+"""
+
+
+@pytest.mark.slow
+def test_next_leader_goes_on_with_callbacks_and_trackers(tmp_path: Path) -> None:
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    script = prepare(tmp_path / "run", "train_from_yaml", is_plain=False)
+    script.write_text(LOST_LEADER)
+    done = run([str(script)], script.parent)
+    assert done.returncode == 0, done.stderr
+    assert (script.parent / "died").exists()
+    assert seen(script.parent) == ['"begins"', "0", "1", "2", "3", "4", '"DetMetrics"']
+    steps = set[int]()
+    for file in (script.parent / "runs" / "train").glob("events.out.tfevents*"):
+        one = accumulators.EventAccumulator(str(file)).Reload()
+        steps |= {scalar.step for scalar in one.Scalars("metrics/mAP50(B)")}
+    assert steps == {1, 2, 3, 4, 5}
