@@ -194,7 +194,7 @@ class Checkpoints:
             save_weights(checkpoint.weights, draft / WEIGHTS)
             save_weights(checkpoint.optimizer, draft / "optimizer.safetensors")
             write_noun(checkpoint.state, draft / "state.json")
-            (draft / _SUMS).write_text("".join(f"{_sum_of(draft / name)}  {name}\n" for name in _FILES))
+            write_sums(draft, _FILES)
         for old in checkpoints_in(self.folder)[:-_MAX_CHECKPOINTS]:
             shutil.rmtree(old, ignore_errors=True)
         return target
@@ -203,7 +203,7 @@ class Checkpoints:
         """Rename damaged checkpoints, from the newest to the first intact one; return the new paths."""
         renamed = []
         for folder in reversed(checkpoints_in(self.folder)):
-            if _is_sound(folder):
+            if is_sound(folder, _FILES):
                 break
             aside = folder.with_name(f"damaged-{folder.name}")
             shutil.rmtree(aside, ignore_errors=True)
@@ -249,11 +249,16 @@ def _sum_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _is_sound(folder: Path) -> bool:
-    """Return whether its files match their checksums."""
+def write_sums(folder: Path, names: Sequence[str]) -> None:
+    """Write the checksums of files in `folder`, as `sha256sum --check` reads them."""
+    (folder / _SUMS).write_text("".join(f"{_sum_of(folder / name)}  {name}\n" for name in names))
+
+
+def is_sound(folder: Path, names: Sequence[str]) -> bool:
+    """Return whether files in `folder` match their checksums."""
     try:
         lines = (folder / _SUMS).read_text().splitlines()
-        return all(f"{_sum_of(folder / name)}  {name}" in lines for name in _FILES)
+        return all(f"{_sum_of(folder / name)}  {name}" in lines for name in names)
     except (OSError, ValueError):
         return False
 

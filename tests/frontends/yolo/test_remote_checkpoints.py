@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,8 @@ from evener.frontends.yolo import remote_checkpoints
 from evener.frontends.yolo.remote_checkpoints import RemoteCheckpoints
 from evener.frontends.yolo.results_io import restore_results, write_results
 from evener.frontends.yolo.run_folder import write_checkpoint
+from evener.records.errors import InvalidFile
+from evener.records.record import WEIGHTS
 
 
 class Clock:
@@ -73,6 +76,18 @@ def test_newest_two_checkpoints_remain_and_the_newest_is_resumed(tmp_path: Path)
         assert checkpoints.write(trained(tmp_path / "run"), f"state {batch}".encode(), batch).step == batch
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000009", "step-00000012"]
     assert checkpoints.state() == b"state 12"
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "trainer.state", "SHA256SUMS"])
+def test_damaged_checkpoint_is_not_resumed(name: str, tmp_path: Path) -> None:
+    checkpoints = RemoteCheckpoints(tmp_path, resumes=True)
+    checkpoints.write(trained(tmp_path / "run"), b"state of 12", 12)
+    file = tmp_path / "checkpoints" / "step-00000012" / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(InvalidFile, match=re.escape(str(file.parent))):
+        checkpoints.state()
 
 
 def test_unwritable_disk_does_not_end_the_run(tmp_path: Path) -> None:

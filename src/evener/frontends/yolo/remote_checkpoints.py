@@ -2,6 +2,7 @@
 
     checkpoints/step-00000120/model.safetensors   weights of best.pt and last.pt, lines of results.csv (`results_io`)
     checkpoints/step-00000120/trainer.state       what decides the batches that come (`generations`)
+    checkpoints/step-00000120/SHA256SUMS          of both, as `sha256sum --check` reads it
 
 The leader writes one at the end of every epoch, and by the clock in long ones. Ranks that begin again all read it.
 """
@@ -17,10 +18,12 @@ from typing import Any
 from evener.frontends.yolo.results_io import restore_results, write_results
 from evener.ps.node.checkpoint_sender import CHECKPOINTS
 from evener.records.atomic import atomic_draft
-from evener.records.errors import first_line
+from evener.records.errors import InvalidFile, first_line
 from evener.records.record import WEIGHTS, Event
+from evener.training.checkpoint import is_sound, write_sums
 
 _STATE = "trainer.state"
+_FILES = (WEIGHTS, _STATE)
 _KEPT = 2
 _SECONDS = 10.0
 """Between two of them, at least."""
@@ -62,6 +65,7 @@ class RemoteCheckpoints:
                 draft.mkdir()
                 write_results(trainer, draft / WEIGHTS)
                 (draft / _STATE).write_bytes(state)
+                write_sums(draft, _FILES)
             for old in sorted(target.parent.glob("step-*"))[:-_KEPT]:
                 shutil.rmtree(old, ignore_errors=True)
             event = Event(step=batch, kind="checkpoint", message="its node offers it to the master")
@@ -82,4 +86,8 @@ class RemoteCheckpoints:
         restore_results(model, vars(trainer.args), file, trainer.save_dir, names=("best",))
 
     def _newest(self) -> Path:
-        return max((self._folder / CHECKPOINTS).glob("step-*"))
+        """Return the newest checkpoint. Raises InvalidFile: it is damaged."""
+        newest = max((self._folder / CHECKPOINTS).glob("step-*"))
+        if not is_sound(newest, _FILES):
+            raise InvalidFile(f"checkpoint {newest} is damaged: submit the training again")
+        return newest
