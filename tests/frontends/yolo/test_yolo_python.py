@@ -175,6 +175,7 @@ REFUSED = {
     "nodes='1,1', batch=-1": "batch must be a number",
     "nodes='1,1', imgsize=64": "imgsize",
     "nodes='1,1', resume=True": "holds no training to resume",
+    "nodes='1,1', resume='there/last.pt'": "no checkpoint to go on from at there/last.pt",
     "nodes='1,1', data=['a.yaml', 'b.yaml']": "several data sets",
     "nodes='1,1', augmentations=(one for one in ())": "cannot be sent to the nodes' processes",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from math import isclose
+from math import isclose, isnan
 from typing import Any
 
 import torch
@@ -65,9 +65,8 @@ class TrainerMark(Part, frozen=True, kw_only=True):
             return "the number of epochs"
         if self.trained != leader.trained:
             return "which weights are trained"
-        is_equal = all(
-            isclose(*pair, rel_tol=_ROUNDING, abs_tol=_ROUNDING) for pair in zip(self.norms, leader.norms, strict=True)
-        )
+        pairs = zip(self.norms, leader.norms, strict=True)
+        is_equal = all(isclose(*pair, rel_tol=_ROUNDING, abs_tol=_ROUNDING) or all(map(isnan, pair)) for pair in pairs)
         return "" if is_equal else "the weights, or how they are trained,"
 
 

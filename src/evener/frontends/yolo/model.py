@@ -149,6 +149,8 @@ class YOLO(PlainYOLO):
             if not self.ckpt or self.ckpt.get("epoch", -1) < 0 or self.ckpt.get("optimizer") is None:
                 raise InvalidInput(f"{self.ckpt_path or self.cfg} holds no training to resume")
             resume = str(self.ckpt_path)
+        if resume and not Path(resume).is_file():
+            raise InvalidInput(f"there is no checkpoint to go on from at {resume}: name PATH/weights/last.pt")
         try:
             chosen = {**self.overrides, **settings, "resume": resume, "task": self.task, "mode": "train"}
             folder = Path(resume).resolve().parents[1] if resume else get_save_dir(get_cfg(overrides=chosen))

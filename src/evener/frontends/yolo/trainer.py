@@ -67,6 +67,7 @@ class DistributedTrainer(BaseTrainer):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         threads = torch.get_num_threads()
+        self._has_own_callbacks = False
         self._has_trackers, self._passed, self._is_evaluating = self.trainer_rank.leads, list[str](), False
         super().__init__(*arguments, **named)
         if self.trainer_rank.env.node.threads is not None:
@@ -88,7 +89,7 @@ class DistributedTrainer(BaseTrainer):
             self._end_batch()
         elif event == "on_train_epoch_end":
             self.trainer_rank.end_epoch()
-        if self._is_between_epochs(event) and has_own(self.callbacks) and not self.trainer_rank.group.is_alone:
+        if self._has_own_callbacks and self._is_between_epochs(event) and not self.trainer_rank.group.is_alone:
             self._agree_after_callbacks()
 
     def _is_between_epochs(self, event: str) -> bool:
@@ -158,6 +159,7 @@ class DistributedTrainer(BaseTrainer):
                 raise InvalidInput(str(error)) from error
             raise
         self._agree_on_precision()
+        self._has_own_callbacks = not self.trainer_rank.all_say(not has_own(self.callbacks))
         model = unwrap_model(self.model)
         self.trainer_rank.begin(self, model)
         if not self.trainer_rank.group.is_alone:
