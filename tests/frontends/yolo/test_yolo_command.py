@@ -30,7 +30,7 @@ PAGE = TESTS.parent / "docs" / "yolo.md"
 def test_unsupported_requests_are_refused_in_one_sentence(tmp_path: Path) -> None:
     for words, sentence in (
         ("yolo detekt train model=yolov8n.yaml", "evener: 'detekt' is neither train, nor one of detect, segment"),
-        ("yolo train model=yolov8n.yaml batch=-1", "evener: batch must be a number of images of one step"),
+        ("yolo train model=yolov8n.yaml batch=-2", "evener: batch must be a number of images of one step"),
         ("yolo train model=yolov8n.yaml device=0", "evener: device=0 does not go with Evener: nodes are named by"),
         ("train yolov8n.yaml --strategy filter", "evener: --strategy does not go with a model of Ultralytics"),
     ):

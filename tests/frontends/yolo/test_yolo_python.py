@@ -172,7 +172,7 @@ REFUSED = {
     "nodes='1,2'": "--local-nodes",
     "nodes='1,1', rect=True": "rect=True does not go with Evener",
     "nodes='1,1', time=1": "time=1 does not go with Evener",
-    "nodes='1,1', batch=-1": "batch must be a number",
+    "nodes='1,1', batch=1.5": "batch must be a number",
     "nodes='1,1', imgsize=64": "imgsize",
     "nodes='1,1', resume=True": "holds no training to resume",
     "nodes='1,1', resume='there/last.pt'": "no checkpoint to go on from at there/last.pt",

@@ -89,6 +89,11 @@ class YoloConfig(NodesConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         relative_shares(self.shares, self.num_local_nodes)
+        batches = [word.partition("=")[2].strip() for word in self.overrides if word.startswith("batch=")]
+        if self.memory is not None and batches and is_automatic(batches[-1]):
+            raise InvalidInput(
+                f"batch={batches[-1]} measures the memory of whole devices: name a number of images with --memory"
+            )
 
     @property
     def elastic_choice(self) -> bool | None:
@@ -130,6 +135,14 @@ def read_overrides(overrides: tuple[str, ...]) -> dict[str, str]:
     return settings
 
 
+def is_automatic(batch: str) -> bool:
+    """Whether the number of images is chosen by the memory of the nodes: -1, or a part of it between 0 and 1."""
+    try:
+        return batch == "-1" or 0 < float(batch) < 1
+    except ValueError:
+        return False
+
+
 def _refuse(settings: dict[str, str]) -> None:
     for key, advice in _REFUSED.items():
         if settings.get(key, "").lower() not in ("", "none", "false") and (key, settings[key]) != ("mode", "train"):
@@ -138,8 +151,8 @@ def _refuse(settings: dict[str, str]) -> None:
         require(bool(value), key, value, "key=value")
     require(settings.get("task", "detect") in TASKS, "task", settings.get("task"), f"one of {', '.join(TASKS)}")
     batch = settings.get("batch", "16")
-    if not (batch.isdecimal() and int(batch) > 0):
-        advice = "images of one step over all nodes; each is given what its speed and memory allow"
+    if not (is_automatic(batch) or (batch.isdecimal() and int(batch) > 0)):
+        advice = "images of one step over all nodes, -1, or the part of the nodes' memory to use, such as 0.8"
         require(False, "batch", batch, f"a number of {advice}")
     resumes_by_name = settings.get("resume", "False").lower() not in ("true", *_NO_RESUME)
     if "model" not in settings and not resumes_by_name:
@@ -160,6 +173,8 @@ def checkpoint_of(settings: Mapping[str, str]) -> Path | None:
 def read_master_overrides(overrides: tuple[str, ...], *, is_agreed: bool) -> dict[str, str]:
     """Read overrides for a master's nodes, which train independently if `is_agreed`. Raises like `read_overrides`."""
     settings = read_overrides(overrides)
+    if is_agreed and is_automatic(batch := settings.get("batch", "16")):
+        raise InvalidInput(f"batch={batch} does not go with --agreement: nodes train independently; name a number")
     for key, reason in (_NOT_ON_MASTER | (_NOT_AGREED if is_agreed else {})).items():
         if settings.get(key, "").lower() not in ("", "none", "false", "0"):
             where = "--agreement" if is_agreed else "a master's nodes"

@@ -146,6 +146,14 @@ class DistributedTrainer(BaseTrainer):
             done=self._done,
         )
 
+    def auto_batch(self, *arguments: Any, **named: Any) -> int:
+        """Images of a batch that the memory of all accelerators holds together; on CPUs what Ultralytics takes there.
+
+        Ultralytics measures how many each of them holds. Shares follow speeds and, again measured, memory.
+        """
+        own = int(super().auto_batch(*arguments, **named))
+        return self.trainer_rank.batch_of_all(own)
+
     def get_validator(self) -> Any:
         """That of all ranks."""
         return distributed_validator(super().get_validator(), self.trainer_rank.group)

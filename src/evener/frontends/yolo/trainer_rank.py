@@ -96,6 +96,17 @@ class TrainerRank:
         if self.is_first_here:
             self.group.barrier()
 
+    def batch_of_all(self, own: int) -> int:
+        """Return the images of a batch of all ranks, where this rank's device holds `own`.
+
+        Where no rank has an accelerator, memory is not what limits a batch, and its size is that of one process.
+        """
+        if self.work.plan is not None:  # of a run that has begun
+            return self.work.plan.batch_size
+        rows = [decode_msgpack(row, int) for row in self.group.all_gather_bytes(msgspec.msgpack.encode(own))]
+        held = [row for row, node in zip(rows, self.env.nodes, strict=True) if is_accelerator(node.device)]
+        return sum(held) or rows[0]
+
     def common_precision(self, wanted: Any) -> Any:
         """Return `wanted` if all ranks can compute in half precision, which takes accelerators; else False."""
         return wanted if all(is_accelerator(node.device) for node in self.env.nodes) else False
