@@ -60,6 +60,7 @@ class ImageShares:
         shares: `measured`, `equal`, or relative shares.
         is_stationary: whether every rank keeps to a class-balanced part of the images.
         late_plan: of a run that has begun without this rank; None for a run that begins with it.
+        goes_on: whether a script of the user goes on with the result on every rank.
 
     Attributes:
         division: of batches among the ranks.
@@ -70,8 +71,16 @@ class ImageShares:
     session: TrainingSession
 
     def __init__(
-        self, env: RankEnvironment, group: Group, shares: str, *, is_stationary: bool, late_plan: Plan | None
+        self,
+        env: RankEnvironment,
+        group: Group,
+        shares: str,
+        *,
+        is_stationary: bool,
+        late_plan: Plan | None,
+        goes_on: bool = False,
     ) -> None:
+        self._goes_on = goes_on
         self._env, self._group, self._shares, self._is_stationary = env, group, shares, is_stationary
         self.division = Division([NodeCost(unit_seconds=1.0)] * group.size)
         self.plan = late_plan
@@ -124,7 +133,7 @@ class ImageShares:
         """The plan, whose ranks alone are in the group from now on. Raises NotNeeded: this rank is not."""
         group, size = self._group, trainer.train_loader.batch_size
         is_launched = self._env.tell is not None
-        needs_all = self._is_stationary or (self._env.control is None and not is_launched)
+        needs_all = self._is_stationary or self._goes_on or (self._env.control is None and not is_launched)
         make = partial(share_plan, self._env, group, trainer, model, size, self._shares)
         plan = make(needs_all=needs_all)
         needs_first = is_launched and self._env.names[0] not in [one.node for one in plan.assignments]
@@ -133,6 +142,7 @@ class ImageShares:
             f"--shares {self._shares} gives each its part": self._shares != "measured",
             "--stationary leaves images on each": self._is_stationary,
             "the first rank that torchrun started, which would be left out, shows the run": needs_first,
+            "the script goes on with the result on each": self._goes_on,
             "--no-elastic needs every node": needs_all,
         }
         plan = why_all_take_part(plan, reasons)

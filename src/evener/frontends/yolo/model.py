@@ -15,6 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import msgspec
+
 from evener.commands.pickled import pickled
 from evener.commands.train import choose_nodes, is_torchrun
 from evener.config.options import PATIENCE
@@ -118,6 +120,7 @@ class YOLO(PlainYOLO):
             stationary=stationary,
             elastic=elastic,
             patience=node_patience,
+            goes_on=True,
         )
         read_overrides(config.overrides)
         training = YoloTraining(self, settings, Path(settings["save_dir"]), trainer)
@@ -130,6 +133,7 @@ class YOLO(PlainYOLO):
         else:
             advice = "define them in a file, and open what they need in the first callback"
             packed = pickled(_without_run(training), "the model, its callbacks or its trainer", advice)
+            config = msgspec.structs.replace(config, goes_on=False)  # it goes on here alone
             self.record = on_local_nodes(config, partial(_rank_in_process, packed), _folder_of)
             self._take_results(training.folder)
         return self.metrics
@@ -165,14 +169,20 @@ class YOLO(PlainYOLO):
         best, last = weights / "best.pt", weights / "last.pt"
         self.model, self.ckpt = load_checkpoint(best if best.exists() else last)
         self.predictor = None
-        self.overrides = {**self._reset_ckpt_args(self.model.args), "model": str(best if best.exists() else last)}
+        self.overrides = self._reset_ckpt_args(self.model.args)
         self.metrics = self.ckpt.get("train_metrics")
         if metrics.exists():
             self.metrics = pickle.loads(metrics.read_bytes())
             metrics.unlink()
-        self.trainer = SimpleNamespace(
-            save_dir=folder, wdir=weights, best=best, last=last, csv=folder / "results.csv", metrics=self.metrics
-        )
+        self.trainer = SimpleNamespace(metrics=self.metrics)
+        self._point_to(folder)
+
+    def _point_to(self, folder: Path) -> None:
+        """Have the trainer name the files of the run, where this rank has written into a folder that is gone."""
+        weights = folder / "weights"
+        files = {"best": weights / "best.pt", "last": weights / "last.pt", "csv": folder / "results.csv"}
+        vars(self.trainer).update(files, save_dir=folder, wdir=weights)
+        self.overrides["model"] = str(files["best"] if files["best"].exists() else files["last"])
 
 
 def _folder_of(config: YoloConfig) -> Path:
@@ -211,6 +221,7 @@ def _without_run(training: YoloTraining) -> _SentTraining:
 def _rank_here(training: YoloTraining, env: RankEnvironment, config: YoloConfig) -> None:
     """Run a rank with the user's own object."""
     yolo_rank(env, config, read=partial(_chosen, training))
+    training.model._point_to(_folder_of(config))
 
 
 def _rank_in_process(packed: bytes, env: RankEnvironment, config: YoloConfig) -> None:

@@ -56,6 +56,7 @@ class YoloConfig(NodesConfig, frozen=True, kw_only=True):
 
     Attributes:
         to_stderr: keep stdout free.
+        goes_on: whether a script of the user goes on with the result on every rank.
         started: when, in seconds since 1970.
         lost: events of lost nodes, without which the training goes on.
         usual: options from `evener.toml`, and that file; empty without any.
@@ -82,6 +83,7 @@ class YoloConfig(NodesConfig, frozen=True, kw_only=True):
     token_file: TokenFile = None
     trusted_only: TrustedOnly = False
     to_stderr: bool = False
+    goes_on: bool = False
     started: float = field(default_factory=time.time)
     lost: tuple[Event, ...] = ()
     usual: str = ""

@@ -103,7 +103,13 @@ def _train(
     from evener.frontends.yolo.trainer import distributed_trainer
 
     trainer_rank = TrainerRank(
-        env, group, config.shares, is_stationary=config.stationary, late_plan=late_plan, checkpoints=checkpoints
+        env,
+        group,
+        config.shares,
+        is_stationary=config.stationary,
+        late_plan=late_plan,
+        checkpoints=checkpoints,
+        goes_on=config.goes_on,
     )
     if not group.is_leader or trainer_rank.is_late:
         logging.getLogger("ultralytics").setLevel(logging.ERROR)

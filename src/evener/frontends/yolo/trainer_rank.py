@@ -39,6 +39,7 @@ class TrainerRank:
         is_stationary: whether every rank keeps to a class-balanced part of the images.
         late_plan: of a run that has begun without this rank; None for a run that begins with it.
         checkpoints: kept by the rank's master; None without a master.
+        goes_on: whether a script of the user goes on with the result on every rank.
 
     Attributes:
         work: which images each rank computes.
@@ -57,10 +58,11 @@ class TrainerRank:
         is_stationary: bool = False,
         late_plan: Plan | None = None,
         checkpoints: RemoteCheckpoints | None = None,
+        goes_on: bool = False,
     ) -> None:
         self.env, self.group, self.is_stationary = env, group, is_stationary
         self._checkpoints = checkpoints
-        self.work = ImageShares(env, group, shares, is_stationary=is_stationary, late_plan=late_plan)
+        self.work = ImageShares(env, group, shares, is_stationary=is_stationary, late_plan=late_plan, goes_on=goes_on)
         self.folder: Path | None = None
         self.generations: Generations | None = None
         self.is_late = self._is_outside = late_plan is not None
