@@ -27,7 +27,7 @@ REPEATING = ("twice", "resume", "train_from_weights", "transfer_weights")
 OF_EVENER = {"plan.json", "record.json", "report.html", "events.jsonl", "scalars"}
 LOSSES = 1e-3
 """Relative: in single precision, with an untrained network."""
-WEIGHTS = 5e-3
+WEIGHTS = 2e-3
 """Relative to the largest one of each tensor; they are kept in half precision."""
 
 
@@ -151,8 +151,9 @@ if __name__ == "__main__":
     ("event", "change", "named"),
     [
         ("on_train_start", "next(trainer.model.parameters()).requires_grad = False", "which weights are trained"),
-        ("on_train_batch_start", "[group.update(lr=0.1) for group in trainer.optimizer.param_groups]", "weights"),
+        ("on_train_batch_start", "[group.update(lr=0.1) for group in trainer.optimizer.param_groups]", "the optimizer"),
         ("on_train_epoch_start", "trainer.epochs += 1", "the number of epochs"),
+        ("on_fit_epoch_end", "trainer.args.box = 1.0", "settings"),
     ],
 )
 def test_callback_that_changes_the_training_of_one_node_is_refused(
@@ -167,7 +168,41 @@ def test_callback_that_changes_the_training_of_one_node_is_refused(
     assert named in last
 
 
+STOP = """
+from evener.yolo import YOLO
+from settings import SETTINGS, note
+
+
+def stop(trainer):
+    note(trainer.epoch)
+    trainer.stop = True
+
+
+if __name__ == "__main__":
+    model = YOLO("yolov8n.yaml")
+    model.add_callback("{event}", stop)
+    model.train(**SETTINGS | {{"batch": 3}}, val={val}, nodes="1,1", shares="2,1")
+    note(len(model.trainer.csv.read_text().splitlines()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("val", [True, False])
+@pytest.mark.parametrize("event", ["on_train_batch_start", "on_train_batch_end", "on_train_epoch_end"])
+def test_callback_stops_all_nodes_at_the_end_of_the_epoch(event: str, val: bool, tmp_path: Path) -> None:
+    script = prepare(tmp_path / "run", "train_from_yaml", is_plain=False)
+    script.write_text(STOP.format(event=event, val=val))
+    done = run([str(script)], script.parent)
+    assert done.returncode == 0, done.stderr
+    batches = 1 if event == "on_train_epoch_end" else 3
+    assert seen(script.parent) == ["0"] * batches + ["2"]  # one line below the head
+
+
 REFUSED = {
+    "device=0": "cuda:0",
+    "device=[0], nodes='1,1'": "name nodes twice",
+    "trainer='mine'": "trainer must be a trainer class",
+    "cfg='mine.yaml'": "name its settings one by one",
     "device='cpu', nodes='1,1'": "name nodes twice",
     "nodes='1,2'": "--local-nodes",
     "nodes='1,1', rect=True": "rect=True does not go with Evener",

@@ -42,8 +42,8 @@ _runs: list[Run] = []
 """The run of this process, once it has joined."""
 _waiting: list[tuple[RankEnvironment, ScriptConfig]] = []
 """Environment and config of this process, until it joins."""
-_taken: list[RankEnvironment] = []
-"""The environment of this process, once a front end of its own has taken it."""
+_taken: list[tuple[RankEnvironment, ScriptConfig]] = []
+"""Environment and config of this process, once a front end of its own has taken them."""
 
 
 def join() -> Run:
@@ -78,8 +78,8 @@ def expect(env: RankEnvironment, config: ScriptConfig) -> None:
     _waiting[:] = [(env, config)]
 
 
-def take_environment() -> RankEnvironment | None:
-    """Return the environment of this rank to a front end that trains in its own way; None if it is no rank.
+def take_environment() -> tuple[RankEnvironment, ScriptConfig] | None:
+    """Return environment and options of this rank to a front end that trains in its own way; None if it is no rank.
 
     Raises:
         InvalidInput: the program has joined already, or has trained in this way before.
@@ -90,7 +90,7 @@ def take_environment() -> RankEnvironment | None:
                 "a program that `evener run` started joins its nodes once: train in a program of its own"
             )
         return None
-    _taken.append(_waiting.pop()[0])
+    _taken.append(_waiting.pop())
     return _taken[0]
 
 

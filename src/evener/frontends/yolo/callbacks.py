@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from math import isclose, isnan
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-
-from evener.records.schema import Part
+from torch import nn
 
 _TRACKERS = "ultralytics.utils.callbacks."
 """Modules in which Ultralytics reports to TensorBoard, Weights & Biases and others."""
-_ROUNDING = 1e-5
-"""Relative difference of norms that different devices may come to by the same updates."""
 OPENING = ("on_pretrain_routine_start", "on_pretrain_routine_end", "on_train_start")
 """Events at which they begin to report."""
 
@@ -36,44 +33,35 @@ class LeaderCallbacks(defaultdict[str, list[Callable[[Any], object]]]):
         return super().get(event, default) if self._leads() else []
 
 
-class TrainerMark(Part, frozen=True, kw_only=True):
-    """What callbacks of the leader may have changed in its trainer, where the others' trainers remain as they were.
+def shared_state(trainer: Any) -> dict[str, object]:
+    """Return what a callback may not change in the leader's trainer alone, by what to call it.
 
-    Attributes:
-        stop: whether the training ends after this epoch.
-        epochs: of the training.
-        trained: for each weight whether it is trained.
-        norms: of the weights.
+    Tensors are known by the counts of their changes and by their norms, which cost less than a copy. Before a trainer
+    is set up, there are only its settings.
     """
-
-    stop: bool
-    epochs: int
-    trained: tuple[bool, ...]
-    norms: tuple[float, ...]
-
-    @classmethod
-    def of(cls, trainer: Any) -> TrainerMark:
-        """Return that of a trainer of Ultralytics, set up."""
-        weights = list(trainer.model.parameters())
-        norms = torch.stack(torch._foreach_norm(weights)).tolist()
-        trained = tuple(one.requires_grad for one in weights)
-        return cls(stop=bool(trainer.stop), epochs=trainer.epochs, trained=trained, norms=tuple(norms))
-
-    def difference(self, leader: TrainerMark) -> str:
-        """Return what the leader's callbacks have changed; empty for nothing but the stop."""
-        if self.epochs != leader.epochs:
-            return "the number of epochs"
-        if self.trained != leader.trained:
-            return "which weights are trained"
-        pairs = zip(self.norms, leader.norms, strict=True)
-        is_equal = all(isclose(*pair, rel_tol=_ROUNDING, abs_tol=_ROUNDING) or all(map(isnan, pair)) for pair in pairs)
-        return "" if is_equal else "the weights, or how they are trained,"
+    model, average = getattr(trainer, "model", None), getattr(trainer, "ema", None)
+    modules = [one for one in (model, getattr(average, "ema", None)) if isinstance(one, nn.Module)]
+    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    floating = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
+    norms = torch.stack([norm.float() for norm in torch._foreach_norm(floating)]).tolist() if floating else []
+    groups = getattr(getattr(trainer, "optimizer", None), "param_groups", ())
+    data = getattr(getattr(trainer, "train_loader", None), "dataset", None)
+    return {
+        "the number of epochs": trainer.epochs,
+        "settings": repr(sorted(vars(trainer.args).items())),
+        "weights or averages": [*((id(tensor), tensor._version) for tensor in tensors), *map(repr, norms)],
+        "which weights are trained": [tensor.requires_grad for tensor in tensors],
+        "the optimizer": [{name: value for name, value in group.items() if name != "params"} for group in groups],
+        "early stopping": dict(vars(getattr(trainer, "stopper", None) or SimpleNamespace())),
+        "images": [getattr(data, name, None) for name in ("augment", "mosaic", "rect")]
+        + [id(getattr(data, "transforms", None))],
+    }
 
 
 def has_own(callbacks: Mapping[str, list[Callable[[Any], object]]]) -> bool:
     """Return whether the user has added any of these callbacks."""
     return any(
-        not getattr(function, "__module__", "").startswith("ultralytics.")
+        not (getattr(function, "__module__", "") or "").startswith("ultralytics.")
         for functions in callbacks.values()
         for function in functions
     )
@@ -90,5 +78,6 @@ def open_trackers(trainer: Any, events: Sequence[str]) -> None:
     """
     for event in events:
         for function in list(trainer.callbacks.get(event, [])):
-            if getattr(function, "__module__", "").startswith(_TRACKERS) and function.__module__ != f"{_TRACKERS}base":
+            module = getattr(function, "__module__", "") or ""
+            if module.startswith(_TRACKERS) and module != f"{_TRACKERS}base":
                 function(trainer)

@@ -93,9 +93,10 @@ def share_criterion(criterion: Any, images: Images) -> Criterion:
 
 def require_known_loss(model: Any) -> None:
     """Raise InvalidInput if the loss of a model of Ultralytics is computed by a method of the user."""
-    method = type(model).loss
-    if not method.__module__.startswith(_KNOWN):
-        raise _is_own(method.__qualname__)
+    for name in ("loss", "forward"):  # of which the second one calls the first
+        method = vars(model).get(name) or getattr(type(model), name, type(model))
+        if not (method.__module__ or "").startswith(_KNOWN):
+            raise _is_own(method.__qualname__)
 
 
 def _is_own(name: str) -> InvalidInput:

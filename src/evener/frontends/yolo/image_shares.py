@@ -136,12 +136,14 @@ class ImageShares:
         needs_all = self._is_stationary or self._goes_on or (self._env.control is None and not is_launched)
         make = partial(share_plan, self._env, group, trainer, model, size, self._shares)
         plan = make(needs_all=needs_all)
-        needs_first = is_launched and self._env.names[0] not in [one.node for one in plan.assignments]
+        has_begun = is_launched or trainer.has_own_callbacks
+        needs_first = has_begun and self._env.names[0] not in [one.node for one in plan.assignments]
         plan = make(needs_all=True) if needs_first else plan
         reasons = {
             f"--shares {self._shares} gives each its part": self._shares != "measured",
             "--stationary leaves images on each": self._is_stationary,
-            "the first rank that torchrun started, which would be left out, shows the run": needs_first,
+            "the first rank that torchrun started, which would be left out, shows the run": needs_first and is_launched,
+            "your callbacks have begun on the first node, which would be left out": needs_first and not is_launched,
             "the script goes on with the result on each": self._goes_on,
             "--no-elastic needs every node": needs_all,
         }

@@ -9,37 +9,42 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
+from torch import nn
 
 from evener.commands.pickled import pickled
 from evener.commands.train import choose_nodes, is_torchrun
 from evener.config.options import PATIENCE
 from evener.frontends.programs.entry import take_environment
+from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.yolo.command import as_rank, on_local_nodes, require_loadable
-from evener.frontends.yolo.overrides import TASKS, YoloConfig, read_overrides
+from evener.frontends.yolo.overrides import TASKS, YoloConfig, checkpoint_of, read_overrides
 from evener.frontends.yolo.rank import alone, yolo_rank
 from evener.launch.rank_environment import RankEnvironment
-from evener.records.errors import InvalidInput
+from evener.records.errors import InvalidInput, TrainingFailed
 from evener.records.record import TrainRecord
 
 require_loadable()
 with alone():
     import ultralytics.utils
     from ultralytics.cfg import get_cfg, get_save_dir
+    from ultralytics.engine.trainer import BaseTrainer
     from ultralytics.models.yolo.model import YOLO as PlainYOLO
     from ultralytics.nn.tasks import load_checkpoint
     from ultralytics.utils.torch_utils import parse_device
 
     from evener.frontends.yolo.settings import YoloTraining, plain_sentence
 
-_METRICS = ".metrics.pickle"
-"""File in the folder of a run: the metrics of its leader, until the process that started the run reads them."""
+_RESULTS = ".results.pickle"
+"""File in the folder of a run: what its leader has at the end, until the process that started the run reads it."""
 _PLAIN = (str, int, float, bool, Path, list, tuple)
 _OPTIONS = ("nodes", "devices", "shares", "memory", "stationary", "elastic", "node_patience")
 
@@ -106,13 +111,19 @@ class YOLO(PlainYOLO):
         """
         if "RANK" in os.environ and ultralytics.utils.RANK != -1:
             raise InvalidInput("under torchrun, import evener.yolo before anything of ultralytics")
+        if not isinstance(self.model, nn.Module):
+            raise InvalidInput(f"{self.model_name} is no model of PyTorch: train its .pt or .yaml")
         if self.task not in TASKS:
             raise InvalidInput(f"the task of {self.model_name} is {self.task}; Evener trains {', '.join(TASKS)}")
+        if trainer is not None and not (isinstance(trainer, type) and issubclass(trainer, BaseTrainer)):
+            raise InvalidInput(f"trainer must be a trainer class of Ultralytics or of your own, got {trainer!r}")
+        if settings.get("cfg"):
+            raise InvalidInput(f"cfg={settings['cfg']}: name its settings one by one")
         settings, devices = _with_devices(settings, devices, nodes)
         settings = self._with_folder(settings)
-        words = [f"{key}={value}" for key, value in settings.items() if isinstance(value, _PLAIN) and value != ""]
+        named = [f"{key}={value}" for key, value in settings.items() if isinstance(value, _PLAIN) and value != ""]
         config = YoloConfig(
-            overrides=("train", f"model={self.overrides['model']}", *words),
+            overrides=("train", f"model={self.overrides['model']}", *named),
             local_nodes=nodes if nodes is None or isinstance(nodes, str) else ",".join(map(str, nodes)),
             devices=devices,
             shares=shares,
@@ -124,12 +135,15 @@ class YOLO(PlainYOLO):
         )
         read_overrides(config.overrides)
         training = YoloTraining(self, settings, Path(settings["save_dir"]), trainer)
-        if (env := take_environment()) is not None:
-            _rank_here(training, env, config)  # `evener run` shows the run
+        if (taken := take_environment()) is not None:
+            env, script = taken
+            _rank_here(training, env, _under_evener_run(config, script))  # which shows the run
         elif is_torchrun(config):
+            _train_once_per_rank()
             self.record = as_rank(config, partial(_rank_here, training), _folder_of)
         elif nodes is None and len(choose_nodes(config)) == 1:
-            self.record = on_local_nodes(config, partial(_rank_here, training), _folder_of)
+            with _errors_of_callbacks():
+                self.record = on_local_nodes(config, partial(_rank_here, training), _folder_of)
         else:
             advice = "define them in a file, and open what they need in the first callback"
             packed = pickled(_without_run(training), "the model, its callbacks or its trainer", advice)
@@ -155,26 +169,28 @@ class YOLO(PlainYOLO):
             resume = str(self.ckpt_path)
         if resume and not Path(resume).is_file():
             raise InvalidInput(f"there is no checkpoint to go on from at {resume}: name PATH/weights/last.pt")
+        if resume:
+            last, names = Path(resume).resolve(), load_checkpoint(resume)[1].get("train_args", {})
+            return {**settings, "resume": str(last), "save_dir": names.get("save_dir") or str(last.parents[1])}
         try:
-            chosen = {**self.overrides, **settings, "resume": resume, "task": self.task, "mode": "train"}
-            folder = Path(resume).resolve().parents[1] if resume else get_save_dir(get_cfg(overrides=chosen))
-            get_cfg(overrides=chosen)
+            chosen = {**self.overrides, **settings, "task": self.task, "mode": "train"}
+            folder = get_save_dir(get_cfg(overrides=chosen))
         except (SyntaxError, TypeError, ValueError, OSError, AssertionError) as error:
             raise InvalidInput(f"Ultralytics: {plain_sentence(error)}") from error
-        return {**settings, "resume": resume, "save_dir": str(folder)}
+        return {**settings, "save_dir": str(folder)}
 
     def _take_results(self, folder: Path) -> None:
         """Have the weights and metrics of a training in other processes, as after one in this process."""
-        weights, metrics = folder / "weights", folder / _METRICS
+        weights, file = folder / "weights", folder / _RESULTS
         best, last = weights / "best.pt", weights / "last.pt"
         self.model, self.ckpt = load_checkpoint(best if best.exists() else last)
         self.predictor = None
         self.overrides = self._reset_ckpt_args(self.model.args)
-        self.metrics = self.ckpt.get("train_metrics")
-        if metrics.exists():
-            self.metrics = pickle.loads(metrics.read_bytes())
-            metrics.unlink()
-        self.trainer = SimpleNamespace(metrics=self.metrics)
+        self.metrics, trainer = self.ckpt.get("train_metrics"), {}
+        if file.exists():
+            self.metrics, trainer = pickle.loads(file.read_bytes())
+            file.unlink()
+        self.trainer = SimpleNamespace(**trainer, validator=SimpleNamespace(metrics=self.metrics))
         self._point_to(folder)
 
     def _point_to(self, folder: Path) -> None:
@@ -183,6 +199,8 @@ class YOLO(PlainYOLO):
         files = {"best": weights / "best.pt", "last": weights / "last.pt", "csv": folder / "results.csv"}
         vars(self.trainer).update(files, save_dir=folder, wdir=weights)
         self.overrides["model"] = str(files["best"] if files["best"].exists() else files["last"])
+        if isinstance(self.model, nn.Module) and Path(self.overrides["model"]).exists():
+            self.model.pt_path = self.overrides["model"]
 
 
 def _folder_of(config: YoloConfig) -> Path:
@@ -194,7 +212,8 @@ def _with_devices(
 ) -> tuple[dict[str, Any], str]:
     """Return the settings without Ultralytics' `device`, and the devices of the nodes."""
     settings = dict(settings)
-    device = parse_device(settings.pop("device", None) or "")
+    device = settings.pop("device", None)
+    device = parse_device("" if device is None else device)
     if not device:
         return settings, devices
     if nodes is not None or devices != "all":
@@ -202,12 +221,49 @@ def _with_devices(
     return settings, ",".join(f"cuda:{one}" if one.isdecimal() else one for one in device.split(","))
 
 
+def _under_evener_run(config: YoloConfig, script: ScriptConfig) -> YoloConfig:
+    """Return the options of a training under `evener run`, which names the nodes."""
+    if (config.local_nodes, config.devices, config.memory) != (None, "all", None):
+        raise InvalidInput("nodes, devices and memory are options of `evener run`, which has started this script")
+    if script.strategy not in ("auto", "data"):
+        raise InvalidInput(f"--strategy {script.strategy} does not go with a YOLO, whose batches nodes divide")
+    shares = script.shares if config.shares == "measured" else config.shares
+    return msgspec.structs.replace(config, shares=shares)
+
+
+_trained: list[bool] = []
+
+
+def _train_once_per_rank() -> None:
+    """Raise InvalidInput at the second training of a rank, which could not meet the others again."""
+    if _trained:
+        raise InvalidInput("a rank of torchrun trains once: train again in a program of its own")
+    _trained.append(True)
+
+
+@contextmanager
+def _errors_of_callbacks() -> Iterator[None]:
+    """Raise the user's own errors as they are, inside this context, where the training runs in this process."""
+    try:
+        yield
+    except TrainingFailed as error:
+        raise (error.__cause__ if isinstance(error.__cause__, Exception) else error) from None
+
+
 class _SentTraining(NamedTuple):
-    """A training for the processes of nodes: the model with its callbacks, the settings, and the trainer class."""
+    """A training for the processes of nodes.
+
+    Attributes:
+        model: with its callbacks.
+        settings: of Ultralytics.
+        trainer: the user's own trainer class; None for that of the task.
+        modules: classes of models that the user's script defines, by name: checkpoints name them.
+    """
 
     model: YOLO
     settings: dict[str, Any]
     trainer: type | None
+    modules: dict[str, type]
 
 
 def _without_run(training: YoloTraining) -> _SentTraining:
@@ -215,7 +271,13 @@ def _without_run(training: YoloTraining) -> _SentTraining:
     model = copy.copy(training.model)
     model.trainer = model.predictor = model.metrics = None
     model.ckpt = {"epoch": -1} if model.ckpt else {}
-    return _SentTraining(model, training.settings, training.trainer)
+    script = vars(sys.modules["__main__"]).items()
+    modules = {
+        name: one
+        for name, one in script
+        if isinstance(one, type) and issubclass(one, nn.Module) and one.__module__ == "__main__"
+    }
+    return _SentTraining(model, training.settings, training.trainer, modules)
 
 
 def _rank_here(training: YoloTraining, env: RankEnvironment, config: YoloConfig) -> None:
@@ -228,16 +290,21 @@ def _rank_in_process(packed: bytes, env: RankEnvironment, config: YoloConfig) ->
     """Run a rank of a process that this module's `train` started; the leader leaves the metrics."""
     with alone():
         sent: _SentTraining = pickle.loads(packed)
+    vars(sys.modules["__main__"]).update(sent.modules)
     yolo_rank(env, config, read=partial(_chosen, YoloTraining(sent.model, sent.settings, Path(), sent.trainer)))
-    own = sent.model.trainer
-    if sent.model.metrics is not None and own is not None and own.trainer_rank.leads:
-        (_folder_of(config) / _METRICS).write_bytes(pickle.dumps(sent.model.metrics))
+    trainer = sent.model.trainer
+    if sent.model.metrics is not None and trainer is not None and trainer.trainer_rank.leads:
+        names = ("args", "metrics", "fitness", "best_fitness", "epoch", "epochs", "start_epoch", "data")
+        results = sent.model.metrics, {name: getattr(trainer, name) for name in names}
+        with suppress(InvalidInput):  # metrics of the user's own: those of the checkpoint remain
+            (_folder_of(config) / _RESULTS).write_bytes(pickled(results, "the metrics", "use plain values"))
 
 
 def _chosen(training: YoloTraining, config: YoloConfig) -> YoloTraining:
     """Return the training with the folder of `config`; from its last epoch, if the run begins again without nodes."""
-    words = read_overrides(config.overrides)
-    settings = {**training.settings, "save_dir": words["save_dir"]}
-    if config.lost and "resume" in words:
-        settings = {"resume": words["resume"], "save_dir": words["save_dir"]}
-    return training._replace(settings=settings, folder=Path(words["save_dir"]))
+    named = read_overrides(config.overrides)
+    folder, last = named["save_dir"], checkpoint_of(named)
+    if not config.lost or last is None:
+        return training._replace(settings={**training.settings, "save_dir": folder}, folder=Path(folder))
+    training.model.overrides = {"model": str(last), "task": training.model.task}
+    return training._replace(settings={"resume": str(last), "save_dir": folder}, folder=Path(folder))

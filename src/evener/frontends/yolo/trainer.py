@@ -18,16 +18,16 @@ import logging
 import time
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
+from torch.utils.data import RandomSampler, SequentialSampler
 from ultralytics.engine.trainer import BaseTrainer
 from ultralytics.utils.torch_utils import unwrap_model
 
 from evener.comm.group import Group
 from evener.data.loader import seed_all
 from evener.data.sampler import OrderedSampler
-from evener.frontends.yolo.callbacks import OPENING, LeaderCallbacks, TrainerMark, has_own, open_trackers
+from evener.frontends.yolo.callbacks import OPENING, LeaderCallbacks, has_own, open_trackers, shared_state
 from evener.frontends.yolo.criteria import RankImages, require_known_loss, share_criterion
 from evener.frontends.yolo.generations import Generations
 from evener.frontends.yolo.run_folder import share_best, take_folder
@@ -37,7 +37,6 @@ from evener.frontends.yolo.step_gradients import StepGradients
 from evener.frontends.yolo.trainer_rank import TrainerRank
 from evener.frontends.yolo.validation import distributed_validator
 from evener.parallel.shared_statistics import SharedStatistics
-from evener.records.decoding import decode_msgpack
 from evener.records.errors import Interrupted, InvalidInput, NodeLost
 from evener.training.step import StepResult
 
@@ -57,6 +56,7 @@ class DistributedTrainer(BaseTrainer):
 
     Attributes:
         trainer_rank: this rank's place in the run.
+        has_own_callbacks: whether the user has added callbacks, on any rank.
     """
 
     trainer_rank: TrainerRank
@@ -67,7 +67,7 @@ class DistributedTrainer(BaseTrainer):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         threads = torch.get_num_threads()
-        self._has_own_callbacks = False
+        self.has_own_callbacks = self._asks_to_stop = False
         self._has_trackers, self._passed, self._is_evaluating = self.trainer_rank.leads, list[str](), False
         super().__init__(*arguments, **named)
         if self.trainer_rank.env.node.threads is not None:
@@ -77,7 +77,7 @@ class DistributedTrainer(BaseTrainer):
     def run_callbacks(self, event: str) -> None:
         """Handle an event: callbacks on the leader alone, and the work of ranks on every rank."""
         if self.trainer_rank.leads:
-            super().run_callbacks(event)
+            self._run_own(event)
         if event in OPENING:
             self._passed.append(event)
         if event == "on_train_epoch_start":
@@ -89,28 +89,30 @@ class DistributedTrainer(BaseTrainer):
             self._end_batch()
         elif event == "on_train_epoch_end":
             self.trainer_rank.end_epoch()
-        if self._has_own_callbacks and self._is_between_epochs(event) and not self.trainer_rank.group.is_alone:
-            self._agree_after_callbacks()
+        elif event == "on_fit_epoch_end" and self.has_own_callbacks and not self._is_evaluating:
+            self._stop_where_asked()
 
-    def _is_between_epochs(self, event: str) -> bool:
-        """Whether all ranks handle this event now; one that joined within an epoch goes through it by itself."""
-        if event == "on_train_epoch_start":
-            return bool(self.model.done == self.epoch * len(self.train_loader))
-        return event == "on_fit_epoch_end" and not self._is_evaluating
-
-    def _agree_after_callbacks(self) -> None:
-        """Stop where the leader's callbacks say so. Raises InvalidInput: they changed what all ranks have alike."""
-        group = self.trainer_rank.group
-        rows = self.trainer_rank.together(
-            lambda: group.all_gather_bytes(msgspec.msgpack.encode(TrainerMark.of(self), enc_hook=float))
-        )
-        marks = [decode_msgpack(row, TrainerMark) for row in rows]
-        self.stop = marks[0].stop
-        for changed in filter(None, (mark.difference(marks[0]) for mark in marks)):
+    def _run_own(self, event: str) -> None:
+        """Run the callbacks of an event. Raises InvalidInput: they change what all ranks have alike, here alone."""
+        if self.trainer_rank.group.is_alone or not has_own({event: self.callbacks.get(event, [])}):
+            super().run_callbacks(event)
+            return
+        before, stop = shared_state(self), getattr(self, "stop", False)
+        super().run_callbacks(event)
+        after = shared_state(self)
+        if changed := next((name for name, value in before.items() if value != after[name]), None):
             raise InvalidInput(
-                f"a callback changed {changed} on the node that leads, where callbacks run: do this in a trainer "
-                "class of your own, whose methods every node runs"
+                f"a callback changed {changed} at {event} on the node that leads, where callbacks run: do this in a "
+                "trainer class of your own, whose methods every node runs"
             )
+        if getattr(self, "stop", False) != stop:  # all stop together, at the end of the epoch
+            self._asks_to_stop, self.stop = True, stop
+
+    def _stop_where_asked(self) -> None:
+        """Stop after this epoch if a callback of the leader asks for it; all ranks call this."""
+        if not self.trainer_rank.group.is_alone:
+            asks = bool(self.trainer_rank.together(lambda: self.trainer_rank.of_leader(self._asks_to_stop)))
+            self.stop = bool(self.stop) or asks
 
     def get_dataset(self) -> Any:
         """The description of the data; one rank of a machine reads it first, and downloads it if it has to."""
@@ -127,6 +129,11 @@ class DistributedTrainer(BaseTrainer):
     def get_dataloader(self, dataset_path: Any, batch_size: int = 16, rank: int = -1, mode: str = "train") -> Any:
         """This rank's part of the batches."""
         plain = super().get_dataloader(dataset_path, batch_size, rank, mode)
+        if mode == "train" and not isinstance(plain.sampler, RandomSampler | SequentialSampler):
+            sampler = type(plain.sampler).__name__
+            raise InvalidInput(
+                f"the sampler {sampler} of your trainer's loader would be left out: nodes draw images alike"
+            )
         group, seed = self.trainer_rank.group, self.args.seed
         count, size = len(plain.dataset), plain.batch_size
         if mode != "train":
@@ -167,7 +174,7 @@ class DistributedTrainer(BaseTrainer):
                 raise InvalidInput(str(error)) from error
             raise
         self._agree_on_precision()
-        self._has_own_callbacks = not self.trainer_rank.all_say(not has_own(self.callbacks))
+        self.has_own_callbacks = not self.trainer_rank.all_say(not has_own(self.callbacks))
         model = unwrap_model(self.model)
         self.trainer_rank.begin(self, model)
         if not self.trainer_rank.group.is_alone:

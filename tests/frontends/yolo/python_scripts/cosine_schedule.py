@@ -5,5 +5,5 @@ from ultralytics import YOLO
 
 if __name__ == "__main__":
     model = YOLO("yolov8n.yaml")
-    model.train(**SETTINGS | {"cos_lr": True, "lrf": 0.1, "weight_decay": 0.0, "nbs": 8, "close_mosaic": 0})
+    model.train(**SETTINGS | {"cos_lr": True, "lrf": 0.1, "weight_decay": 0.0, "close_mosaic": 0})
     note(model.task)

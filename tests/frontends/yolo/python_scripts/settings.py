@@ -6,7 +6,7 @@ from typing import Any
 
 SETTINGS: dict[str, Any] = {
     "data": "data/data.yaml", "epochs": 3, "imgsz": 64, "batch": 8, "project": str(Path("runs").resolve()), "seed": 1,
-    "optimizer": "SGD", "lr0": 1e-3, "warmup_epochs": 0, "plots": False, "amp": False, "verbose": False,
+    "optimizer": "SGD", "lr0": 1e-2, "nbs": 8, "warmup_epochs": 0, "plots": False, "amp": False, "verbose": False,
     "mosaic": 0.0, "hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0, "translate": 0.0, "scale": 0.0, "fliplr": 0.0,
     "erasing": 0.0, "auto_augment": None,
 }  # fmt: skip
