@@ -5,6 +5,7 @@ from ultralytics import YOLO
 
 if __name__ == "__main__":
     model = YOLO("yolov8n.yaml")
-    model.train(**SETTINGS)
-    model.train(**SETTINGS | {"epochs": 2})
+    settings = SETTINGS | {"val": False}  # so that the last weights are the best ones
+    model.train(**settings)
+    model.train(**settings | {"epochs": 2})
     note(model.trainer.save_dir.name)
