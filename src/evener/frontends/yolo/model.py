@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,6 +32,7 @@ from evener.frontends.yolo.rank import alone, yolo_rank
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import InvalidInput, TrainingFailed
 from evener.records.record import TrainRecord
+from evener.system.signals import STOP_SIGNALS
 
 require_loadable()
 with alone():
@@ -58,13 +60,16 @@ class YOLO(PlainYOLO):
         results = model.train(data="coco8.yaml", epochs=3, nodes="1,0.5")
 
     Attributes:
-        record: of the last training; None before it, and on a rank of torchrun that does not show the run.
+        record: of the last training; None before it, and on a rank that does not show the run.
+        leader: whether this process shows its runs; False on all but one of the ranks that torchrun or `evener run`
+            starts, after a training.
 
     Raises:
         InvalidInput: Evener does not train such a model, or Ultralytics was imported first under torchrun.
     """
 
     record: TrainRecord | None = None
+    leader: bool = True
 
     def __init__(self, model: Any = "yolo26n.pt", task: str | None = None, verbose: bool = False) -> None:
         with alone():
@@ -140,7 +145,8 @@ class YOLO(PlainYOLO):
             _rank_here(training, env, _under_evener_run(config, script))  # which shows the run
         elif is_torchrun(config):
             _train_once_per_rank()
-            self.record = as_rank(config, partial(_rank_here, training), _folder_of)
+            with _signals_restored():
+                self.record = as_rank(config, partial(_rank_here, training), _folder_of)
         elif nodes is None and len(choose_nodes(config)) == 1:
             with _errors_of_callbacks():
                 self.record = on_local_nodes(config, partial(_rank_here, training), _folder_of)
@@ -242,6 +248,18 @@ def _train_once_per_rank() -> None:
 
 
 @contextmanager
+def _signals_restored() -> Iterator[None]:
+    """Let signals mean afterwards what they meant before: a rank stops after its batch only while it trains."""
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:  # one that Python did not set
+                signal.signal(number, handler)
+
+
+@contextmanager
 def _errors_of_callbacks() -> Iterator[None]:
     """Raise the user's own errors as they are, inside this context, where the training runs in this process."""
     try:
@@ -284,6 +302,7 @@ def _rank_here(training: YoloTraining, env: RankEnvironment, config: YoloConfig)
     """Run a rank with the user's own object."""
     yolo_rank(env, config, read=partial(_chosen, training))
     training.model._point_to(_folder_of(config))
+    training.model.leader = training.model.trainer.trainer_rank.leads
 
 
 def _rank_in_process(packed: bytes, env: RankEnvironment, config: YoloConfig) -> None:
