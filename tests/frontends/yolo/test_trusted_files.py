@@ -81,7 +81,7 @@ def test_checkpoint_is_refused_without_safe_loading_in_ultralytics(
     home: Path | None, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evener.frontends.yolo.command._loads_safely", lambda: False)
-    monkeypatch.setattr(command, "_require_ultralytics", lambda: None)
+    monkeypatch.setattr(command, "require_loadable", lambda: None)
     config = YoloConfig(overrides=("train", "model=x.pt", "data=plain.yaml"), home=home, trusted_only=True)
     with refused(InvalidInput):
         command.run(config, as_json=False)
@@ -99,7 +99,7 @@ def test_train_refuses_the_same_files_as_yolo(
     options: dict[str, Any], task: str, data: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evener.frontends.yolo.command._loads_safely", lambda: False)
-    monkeypatch.setattr(command, "_require_ultralytics", lambda: None)
+    monkeypatch.setattr(command, "require_loadable", lambda: None)
     with pytest.raises(InvalidInput) as refused:
         command.train(RunConfig(task=task, data=Path(data), trusted_only=True, **options), as_json=False)
     assert (task if data == "plain.yaml" else data) in str(refused.value)
@@ -137,9 +137,9 @@ def test_code_warning_appears_once_for_local_and_master_runs(
     def begin(*_: Any, **__: Any) -> Any:
         raise Begun("it begins")
 
-    monkeypatch.setattr(command, "_on_local_nodes", begin)
+    monkeypatch.setattr(command, "on_local_nodes", begin)
     monkeypatch.setitem(sys.modules, "evener.frontends.yolo.master_run", SimpleNamespace(train_yolo_as_ranks=begin))
-    monkeypatch.setattr(command, "_require_ultralytics", lambda: None)
+    monkeypatch.setattr(command, "require_loadable", lambda: None)
     config = YoloConfig(overrides=("train", "model=x.pt", "data=code.yaml"), home=folder if way == "master" else None)
     with pytest.raises(Begun):
         command.run(config, as_json=False)
