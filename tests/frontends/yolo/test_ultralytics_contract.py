@@ -16,6 +16,7 @@ pytestmark = needs_ultralytics
 ROOM = Path(__file__).parents[3] / "src" / "evener" / "frontends" / "yolo"
 IMPORTED = {
     "ultralytics.cfg": ["get_cfg", "get_save_dir", "smart_value"],
+    "ultralytics.engine.model": ["Model"],
     "ultralytics.engine.trainer": ["BaseTrainer"],
     "ultralytics.engine.validator": ["BaseValidator"],
     "ultralytics.models.yolo.classify.train": ["ClassificationTrainer"],
@@ -26,8 +27,10 @@ IMPORTED = {
     "ultralytics.models.yolo.pose.train": ["PoseTrainer"],
     "ultralytics.models.yolo.segment.train": ["SegmentationTrainer"],
     "ultralytics.nn": ["tasks"],
+    "ultralytics.nn.tasks": ["load_checkpoint"],
+    "ultralytics.utils": ["RANK"],
     "ultralytics.utils.loss": ["E2EDetectLoss", "E2ELoss", "v8ClassificationLoss", "v8DetectionLoss"],
-    "ultralytics.utils.torch_utils": ["unwrap_model"],
+    "ultralytics.utils.torch_utils": ["parse_device", "unwrap_model"],
 }
 """By module: names that are imported."""
 METHODS = {
@@ -38,6 +41,7 @@ METHODS = {
         "_get_warmup_iterations": ["self", "num_batches"],
         "_handle_nan_recovery": ["self", "epoch"],
         "_setup_train": ["self"],
+        "auto_batch": ["self", "max_num_obj", "dataset_size"],
         "build_dataset": ["self", "img_path", "mode", "batch"],
         "final_eval": ["self"],
         "get_dataloader": ["self", "dataset_path", "batch_size", "rank", "mode"],
@@ -64,15 +68,25 @@ METHODS = {
         "update_metrics": ["self", "preds", "batch"],
     },
     "ultralytics.models.yolo.model:YOLO": {
+        "__init__": ["self", "model", "task", "verbose"],
+        "_reset_ckpt_args": ["args"],
         "_smart_load": ["self", "key"],
+        "add_callback": ["self", "event", "func"],
         "train": ["self", "trainer", "kwargs"],
+        "tune": ["self", "use_ray", "iterations", "args", "kwargs"],
     },
     "ultralytics.utils.metrics:DetMetrics": {"update_stats": ["self", "stat"]},
     "ultralytics.utils.loss:v8DetectionLoss": {"loss": ["self", "preds", "batch"]},
 }
 """By class: methods that are called or overridden, with their parameters."""
 WORDS = {
+    "ultralytics.engine.model": [
+        "self.ckpt = {}", "self.ckpt_path", "self.predictor = None", "self.metrics = ", '"train_metrics"',
+        "_callbacks=self.callbacks", 'if not args.get("resume") and self.ckpt:',
+    ],
     "ultralytics.engine.trainer": [
+        "self.stopper, self.stop", "self.stop |= ", "on_fit_epoch_end", "if self.batch_size < 1 and RANK == -1",
+        "self.callbacks.get(event, [])", "on_pretrain_routine_start", "on_pretrain_routine_end", "on_train_start",
         "_oom_retries", "train_loader", "test_loader", "start_epoch", "best_fitness", "loss_items", "scaler",
         "self.amp",
         "train_time_start", "warmup_bias_lr", "warmup_momentum", "initial_lr", "self.lf", '"param_group": "bias"',
@@ -81,7 +95,9 @@ WORDS = {
         "on_train_batch_start", "on_train_batch_end", "on_train_epoch_end", "criterion", "self.ema.ema", "self.last",
         '"epoch": self.epoch', "self.last.write_bytes", "self.best.write_bytes",
     ],
-    "ultralytics.engine.validator": ["confusion_matrix", "self.jdict", "self.seen", "self.dataloader", "args.plots"],
+    "ultralytics.utils.callbacks.base": ['if "Trainer" in instance.__class__.__name__'],
+    "ultralytics.utils.callbacks.tensorboard": ["on_pretrain_routine_start", "on_train_start"],
+    "ultralytics.engine.validator": ["self.callbacks.get(event, [])", "confusion_matrix", "self.jdict", "self.seen", "self.dataloader", "args.plots"],
     "ultralytics.models.yolo.classify.val": ["self.pred", "self.targets"],
     "ultralytics.models.yolo.detect.val": ["self.metrics.update_stats"],
     "ultralytics.data.augment": ["buffer_enabled", "pre_transform", "self.transforms"],

@@ -36,11 +36,11 @@ from evener.system.signals import STOP_SIGNALS
 
 require_loadable()
 with alone():
-    import ultralytics.utils
     from ultralytics.cfg import get_cfg, get_save_dir
     from ultralytics.engine.trainer import BaseTrainer
     from ultralytics.models.yolo.model import YOLO as PlainYOLO
     from ultralytics.nn.tasks import load_checkpoint
+    from ultralytics.utils import RANK
     from ultralytics.utils.torch_utils import parse_device
 
     from evener.frontends.yolo.settings import YoloTraining, plain_sentence
@@ -114,7 +114,7 @@ class YOLO(PlainYOLO):
             InvalidInput: a setting is unknown, or does not go with several nodes.
             EvenerError: the run fails, as `evener yolo` does.
         """
-        if "RANK" in os.environ and ultralytics.utils.RANK != -1:
+        if "RANK" in os.environ and RANK != -1:
             raise InvalidInput("under torchrun, import evener.yolo before anything of ultralytics")
         if not isinstance(self.model, nn.Module):
             raise InvalidInput(f"{self.model_name} is no model of PyTorch: train its .pt or .yaml")
