@@ -97,7 +97,9 @@ WORDS = {
     ],
     "ultralytics.utils.callbacks.base": ['if "Trainer" in instance.__class__.__name__'],
     "ultralytics.utils.callbacks.tensorboard": ["on_pretrain_routine_start", "on_train_start"],
-    "ultralytics.engine.validator": ["self.callbacks.get(event, [])", "confusion_matrix", "self.jdict", "self.seen", "self.dataloader", "args.plots"],
+    "ultralytics.engine.validator": [
+        "self.callbacks.get(event, [])", "confusion_matrix", "self.jdict", "self.seen", "self.dataloader", "args.plots",
+    ],
     "ultralytics.models.yolo.classify.val": ["self.pred", "self.targets"],
     "ultralytics.models.yolo.detect.val": ["self.metrics.update_stats"],
     "ultralytics.data.augment": ["buffer_enabled", "pre_transform", "self.transforms"],
