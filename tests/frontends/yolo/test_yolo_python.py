@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -283,3 +284,41 @@ def test_next_leader_goes_on_with_callbacks_and_trackers(tmp_path: Path) -> None
         one = accumulators.EventAccumulator(str(file)).Reload()
         steps |= {scalar.step for scalar in one.Scalars("metrics/mAP50(B)")}
     assert steps == {1, 2, 3, 4, 5}
+
+
+RESTART = """
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from evener.frontends.yolo.model import _chosen
+from evener.frontends.yolo.overrides import YoloConfig
+from evener.frontends.yolo.settings import YoloTraining
+from evener.records.record import Event
+
+settings = {"data": "data/data.yaml", "imgsz": 320, "resume": False, "save_dir": "run"}
+lost = (Event(step=3, kind="node lost", message="node-1 ended", nodes=("node-1",)),)
+for words in (["model=yolov8n.pt", "imgsz=320"], [f"resume={sys.argv[1]}"]):
+    model = SimpleNamespace(overrides={"imgsz": 640, "model": "yolov8n.pt"}, task="detect")
+    config = YoloConfig(overrides=("train", *words, "save_dir=run"), lost=lost)
+    chosen = _chosen(YoloTraining(model, settings, Path()), config)
+    print(json.dumps([chosen.settings, model.overrides, str(chosen.folder)]))
+"""
+
+
+@pytest.mark.slow
+def test_run_that_begins_again_without_a_node_keeps_its_settings(tmp_path: Path) -> None:
+    last = tmp_path / "last.pt"
+    last.touch()
+    (tmp_path / "home").mkdir()
+    done = run(["-c", RESTART, str(last)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    from_start, from_checkpoint = (json.loads(line) for line in done.stdout.splitlines()[-2:])
+    same = {"data": "data/data.yaml", "imgsz": 320, "resume": False, "save_dir": "run"}
+    assert from_start == [same, {"imgsz": 640, "model": "yolov8n.pt"}, "run"]
+    assert from_checkpoint == [
+        {"resume": str(last), "save_dir": "run"},
+        {"model": str(last), "task": "detect"},  # sizes and data are those of the checkpoint
+        "run",
+    ]
