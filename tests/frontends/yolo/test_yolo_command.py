@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -54,6 +56,14 @@ def test_missing_ultralytics_error_names_the_install_command(tmp_path: Path, mon
     done = evener_here("yolo", "train", "model=yolov8n.yaml", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == f"evener: YOLO needs Ultralytics, which is not installed: {pip_install('ultralytics')}\n"
+
+
+def test_yolo_from_python_without_ultralytics_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for name in ("evener.yolo", "evener.frontends.yolo.model"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(MissingExtra, match=re.escape(pip_install("ultralytics"))):
+        importlib.import_module("evener.yolo")
 
 
 @needs_ultralytics
