@@ -4,13 +4,12 @@ from settings import SETTINGS, note
 from ultralytics import YOLO
 
 
-class SmallYOLO(YOLO):
+class SlowYOLO(YOLO):
     def train(self, *arguments, **named):
-        return super().train(*arguments, **{"imgsz": 32, **named})
+        return super().train(*arguments, **{"momentum": 0.5, **named})
 
 
 if __name__ == "__main__":
-    model = SmallYOLO("yolov8n.yaml")
-    settings = {key: value for key, value in SETTINGS.items() if key != "imgsz"}
-    model.train(**settings)
-    note(model.model.args["imgsz"])
+    model = SlowYOLO("yolov8n.yaml")
+    model.train(**SETTINGS)
+    note(model.trainer.args.momentum)
