@@ -13,12 +13,12 @@ from evener.records.errors import InvalidInput, first_line
 
 
 def pickled(value: Any, name: str, advice: str) -> bytes:
-    """Return `value` pickled, with the code of what is defined in the user's own script or notebook.
+    """Return `value` pickled, together with the code of classes and functions of the user's script or notebook.
 
     Args:
         value: for the processes of this machine's ranks.
-        name: of it, in the message of an error.
-        advice: for the user, in that message.
+        name: what an error calls it, such as "the task".
+        advice: what an error tells the user to do.
 
     Raises:
         MissingExtra: cloudpickle is not installed.

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from evener.frontends.yolo.callbacks import LeaderCallbacks, has_own, open_trackers, shared_state
+from evener.frontends.yolo.callbacks import LeaderCallbacks, has_user_callbacks, open_trackers, shared_state
 
 EVENTS = ("on_pretrain_routine_start", "on_pretrain_routine_end", "on_train_start")
 
@@ -84,10 +84,10 @@ def test_own_functions_are_told_from_those_of_ultralytics() -> None:
     def known(_: Any) -> None: ...
 
     known.__module__ = "ultralytics.utils.callbacks.base"
-    assert not has_own({"on_train_end": [known]})
-    assert has_own({"on_train_end": [known, lambda _: None]})
-    assert has_own({"on_train_end": [partial(known)]})
-    assert has_own({"on_train_end": [list[Any]().append]})
+    assert not has_user_callbacks({"on_train_end": [known]})
+    assert has_user_callbacks({"on_train_end": [known, lambda _: None]})
+    assert has_user_callbacks({"on_train_end": [partial(known)]})
+    assert has_user_callbacks({"on_train_end": [list[Any]().append]})
 
 
 def test_trackers_alone_begin_again_with_the_events_that_have_passed() -> None:

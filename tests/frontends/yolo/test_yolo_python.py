@@ -230,7 +230,8 @@ def test_callback_stops_all_nodes_at_the_end_of_the_epoch(event: str, val: bool,
 
 
 REFUSED = {
-    "device=0": "cuda:0",
+    "device=0": "there is no GPU 0 here",
+    "device=[0, 1]": "there is no GPU 0 here",
     "device=[0], nodes='1,1'": "name nodes twice",
     "trainer='mine'": "trainer must be a trainer class",
     "cfg='mine.yaml'": "name its settings one by one",

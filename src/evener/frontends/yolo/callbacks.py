@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
+from evener.records.errors import InvalidInput
+
 _TRACKERS = "ultralytics.utils.callbacks."
 """Modules in which Ultralytics reports to TensorBoard, Weights & Biases and others."""
+_OF_IMAGES = ("augment", "mosaic", "rect")
+"""Attributes of a data set that decide what is drawn for its images."""
 OPENING = ("on_pretrain_routine_start", "on_pretrain_routine_end", "on_train_start")
 """Events at which they begin to report."""
 
@@ -31,6 +36,19 @@ class LeaderCallbacks(defaultdict[str, list[Callable[[Any], object]]]):
     def get(self, event: str, default: Any = None) -> Any:
         """Return the functions to run at an event."""
         return super().get(event, default) if self._leads() else []
+
+
+@contextmanager
+def unchanged(trainer: Any, event: str) -> Iterator[None]:
+    """Run callbacks of the leader inside. Raises InvalidInput: they change what all ranks have alike, here alone."""
+    before = shared_state(trainer)
+    yield
+    after = shared_state(trainer)
+    if changed := next((name for name, value in before.items() if value != after[name]), None):
+        raise InvalidInput(
+            f"a callback changed {changed} at {event} on the node that leads, where callbacks run: do this in a "
+            "trainer class of your own, whose methods every node runs"
+        )
 
 
 def shared_state(trainer: Any) -> dict[str, object]:
@@ -53,12 +71,11 @@ def shared_state(trainer: Any) -> dict[str, object]:
         "which weights are trained": [tensor.requires_grad for tensor in tensors],
         "the optimizer": [{name: value for name, value in group.items() if name != "params"} for group in groups],
         "early stopping": dict(vars(getattr(trainer, "stopper", None) or SimpleNamespace())),
-        "images": [getattr(data, name, None) for name in ("augment", "mosaic", "rect")]
-        + [id(getattr(data, "transforms", None))],
+        "images": [*(getattr(data, name, None) for name in _OF_IMAGES), id(getattr(data, "transforms", None))],
     }
 
 
-def has_own(callbacks: Mapping[str, list[Callable[[Any], object]]]) -> bool:
+def has_user_callbacks(callbacks: Mapping[str, list[Callable[[Any], object]]]) -> bool:
     """Return whether the user has added any of these callbacks."""
     return any(
         not (getattr(function, "__module__", "") or "").startswith("ultralytics.")

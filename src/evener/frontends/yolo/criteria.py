@@ -93,7 +93,7 @@ def share_criterion(criterion: Any, images: Images) -> Criterion:
 
 def require_known_loss(model: Any) -> None:
     """Raise InvalidInput if the loss of a model of Ultralytics is computed by a method of the user."""
-    for name in ("loss", "forward"):  # of which the second one calls the first
+    for name in ("loss", "forward"):  # `forward` calls `loss`
         method = vars(model).get(name) or getattr(type(model), name, type(model))
         if not (method.__module__ or "").startswith(_KNOWN):
             raise _is_own(method.__qualname__)

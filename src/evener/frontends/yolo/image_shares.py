@@ -136,7 +136,7 @@ class ImageShares:
         needs_all = self._is_stationary or self._goes_on or (self._env.control is None and not is_launched)
         make = partial(share_plan, self._env, group, trainer, model, size, self._shares)
         plan = make(needs_all=needs_all)
-        has_begun = is_launched or trainer.has_own_callbacks
+        has_begun = is_launched or trainer.has_user_callbacks
         needs_first = has_begun and self._env.names[0] not in [one.node for one in plan.assignments]
         plan = make(needs_all=True) if needs_first else plan
         reasons = {

@@ -32,6 +32,7 @@ from evener.frontends.yolo.rank import alone, yolo_rank
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import InvalidInput, TrainingFailed
 from evener.records.record import TrainRecord
+from evener.system import accelerators
 from evener.system.signals import STOP_SIGNALS
 
 require_loadable()
@@ -99,7 +100,7 @@ class YOLO(PlainYOLO):
         Args:
             trainer: your own trainer class, of Ultralytics' for this task.
             nodes: relative speeds of local nodes, such as "1,0.5"; None: one node per GPU of this machine.
-            devices: "all", "cpu", or devices such as "cuda:0,cuda:1"; Ultralytics' `device` is understood as well.
+            devices: as for `evener train --devices`: "all", "cpu" ...; Ultralytics' `device` works as well.
             shares: "measured", "equal", or relative ones such as "7,2,1".
             memory: of every node, such as "4GB" or "4GB,512MB".
             stationary: whether every node keeps to images of its own.
@@ -216,7 +217,7 @@ def _folder_of(config: YoloConfig) -> Path:
 def _with_devices(
     settings: dict[str, Any], devices: str, nodes: str | Sequence[float] | None
 ) -> tuple[dict[str, Any], str]:
-    """Return the settings without Ultralytics' `device`, and the devices of the nodes."""
+    """Return the settings without Ultralytics' `device`, and the devices of the nodes. Raises InvalidInput."""
     settings = dict(settings)
     device = settings.pop("device", None)
     device = parse_device("" if device is None else device)
@@ -224,7 +225,12 @@ def _with_devices(
         return settings, devices
     if nodes is not None or devices != "all":
         raise InvalidInput(f"device={device} and {'devices' if nodes is None else 'nodes'} name nodes twice: name one")
-    return settings, ",".join(f"cuda:{one}" if one.isdecimal() else one for one in device.split(","))
+    here = accelerators.names()
+    if missing := [one for one in device.split(",") if one.isdecimal() and int(one) >= len(here)]:
+        raise InvalidInput(
+            f"device={device}: there is no GPU {missing[0]} here, but {', '.join(here) or 'none at all'}"
+        )
+    return settings, ",".join(here[int(one)] if one.isdecimal() else one for one in device.split(","))
 
 
 def _under_evener_run(config: YoloConfig, script: ScriptConfig) -> YoloConfig:

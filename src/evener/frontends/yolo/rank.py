@@ -34,7 +34,7 @@ _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
 def _read(config: YoloConfig) -> YoloTraining:
-    """Return the training that the words of `config` describe."""
+    """Return the training that the overrides of `config` describe."""
     from evener.frontends.yolo.settings import read_training
 
     return read_training(config.overrides)

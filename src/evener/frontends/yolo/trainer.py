@@ -27,7 +27,7 @@ from ultralytics.utils.torch_utils import unwrap_model
 from evener.comm.group import Group
 from evener.data.loader import seed_all
 from evener.data.sampler import OrderedSampler
-from evener.frontends.yolo.callbacks import OPENING, LeaderCallbacks, has_own, open_trackers, shared_state
+from evener.frontends.yolo.callbacks import OPENING, LeaderCallbacks, has_user_callbacks, open_trackers, unchanged
 from evener.frontends.yolo.criteria import RankImages, require_known_loss, share_criterion
 from evener.frontends.yolo.generations import Generations
 from evener.frontends.yolo.run_folder import share_best, take_folder
@@ -56,7 +56,7 @@ class DistributedTrainer(BaseTrainer):
 
     Attributes:
         trainer_rank: this rank's place in the run.
-        has_own_callbacks: whether the user has added callbacks, on any rank.
+        has_user_callbacks: whether the user has added callbacks, on any rank.
     """
 
     trainer_rank: TrainerRank
@@ -67,7 +67,7 @@ class DistributedTrainer(BaseTrainer):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         threads = torch.get_num_threads()
-        self.has_own_callbacks = self._asks_to_stop = False
+        self.has_user_callbacks = self._asks_to_stop = False
         self._has_trackers, self._passed, self._is_evaluating = self.trainer_rank.leads, list[str](), False
         super().__init__(*arguments, **named)
         if self.trainer_rank.env.node.threads is not None:
@@ -77,7 +77,7 @@ class DistributedTrainer(BaseTrainer):
     def run_callbacks(self, event: str) -> None:
         """Handle an event: callbacks on the leader alone, and the work of ranks on every rank."""
         if self.trainer_rank.leads:
-            self._run_own(event)
+            self._run_on_leader(event)
         if event in OPENING:
             self._passed.append(event)
         if event == "on_train_epoch_start":
@@ -89,22 +89,17 @@ class DistributedTrainer(BaseTrainer):
             self._end_batch()
         elif event == "on_train_epoch_end":
             self.trainer_rank.end_epoch()
-        elif event == "on_fit_epoch_end" and self.has_own_callbacks and not self._is_evaluating:
+        elif event == "on_fit_epoch_end" and self.has_user_callbacks and not self._is_evaluating:
             self._stop_where_asked()
 
-    def _run_own(self, event: str) -> None:
+    def _run_on_leader(self, event: str) -> None:
         """Run the callbacks of an event. Raises InvalidInput: they change what all ranks have alike, here alone."""
-        if self.trainer_rank.group.is_alone or not has_own({event: self.callbacks.get(event, [])}):
+        if self.trainer_rank.group.is_alone or not has_user_callbacks({event: self.callbacks.get(event, [])}):
             super().run_callbacks(event)
             return
-        before, stop = shared_state(self), getattr(self, "stop", False)
-        super().run_callbacks(event)
-        after = shared_state(self)
-        if changed := next((name for name, value in before.items() if value != after[name]), None):
-            raise InvalidInput(
-                f"a callback changed {changed} at {event} on the node that leads, where callbacks run: do this in a "
-                "trainer class of your own, whose methods every node runs"
-            )
+        stop = getattr(self, "stop", False)
+        with unchanged(self, event):
+            super().run_callbacks(event)
         if getattr(self, "stop", False) != stop:  # all stop together, at the end of the epoch
             self._asks_to_stop, self.stop = True, stop
 
@@ -174,7 +169,7 @@ class DistributedTrainer(BaseTrainer):
                 raise InvalidInput(str(error)) from error
             raise
         self._agree_on_precision()
-        self.has_own_callbacks = not self.trainer_rank.all_say(not has_own(self.callbacks))
+        self.has_user_callbacks = not self.trainer_rank.all_say(not has_user_callbacks(self.callbacks))
         model = unwrap_model(self.model)
         self.trainer_rank.begin(self, model)
         if not self.trainer_rank.group.is_alone:
