@@ -54,8 +54,8 @@ def prepare(folder: Path, name: str, *, is_plain: bool, nodes: str = "") -> Path
     return folder / f"{name}.py"
 
 
-def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **ENVIRONMENT, "YOLO_CONFIG_DIR": str(folder / "home")}
+def run(words: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **ENVIRONMENT, "YOLO_CONFIG_DIR": str(folder / "home"), **variables}
     environment.pop("PYTEST_CURRENT_TEST", None)  # with it Ultralytics leaves trackers out
     return subprocess.run(
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -159,6 +159,44 @@ def test_script_with_one_import_changed_has_the_results_of_plain_ultralytics(nam
     assert done.returncode == 0, done.stderr
     assert set(seen(launched)) == set(seen(plain))
     require_same_results(launched, plain)
+
+
+RANKS = """
+from evener.records.errors import InvalidInput
+from evener.yolo import YOLO
+from settings import SETTINGS, note
+
+if __name__ == "__main__":
+    model = YOLO("yolov8n.yaml")
+    model.add_callback("on_train_end", lambda trainer: note("once"))
+    results = model.train(**SETTINGS, shares="5,3")
+    note(["rank", model.leader, sorted(results.results_dict), model.trainer.best.exists()])
+    try:
+        model.train(**SETTINGS)
+    except InvalidInput:
+        note("refused")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "evener run"])
+def test_every_rank_of_a_script_trains_once_and_goes_on_with_the_result(launcher: str, tmp_path: Path) -> None:
+    plain = prepare(tmp_path / "plain", "train_from_yaml", is_plain=True)
+    assert run([str(plain)], plain.parent).returncode == 0
+    script = prepare(tmp_path / "ranks", "train_from_yaml", is_plain=False)
+    script.write_text(RANKS)
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    if launcher == "evener run":
+        words = ["-m", "evener", "run", "--local-nodes", "1,0.5", str(script)]
+    done = run(words, script.parent, EVENER_SECRET="a secret of these ranks")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in seen(script.parent)]
+    ranks = [line for line in lines if line[0] == "rank"]
+    assert sorted(leads for _, leads, _, _ in ranks) == [False, True]
+    assert [(names, has_best) for _, _, names, has_best in ranks] == [(ranks[0][2], True)] * 2
+    assert "metrics/mAP50(B)" in ranks[0][2]
+    assert (lines.count("once"), lines.count("refused")) == (1, 2)
+    require_same_results(script.parent, plain.parent)
 
 
 CALLBACK = """
