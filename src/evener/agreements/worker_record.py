@@ -21,7 +21,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
-from statistics import median
+
+import numpy as np
 
 from evener.agreements.messages import Lease, WorkerTotals
 
@@ -93,7 +94,7 @@ class SpeedEstimate:
         known = self.seconds
         self._last.append(measured)
         if not self._is_rising or known is None or measured >= known:
-            return _smoothed(known, median(self._last))
+            return _smoothed(known, float(np.median(self._last)))
         risen = max(measured, known / MAX_RISE)
         self._is_rising = risen > measured
         return risen
@@ -196,7 +197,7 @@ def fixed_samples_of(estimates: Sequence[SpeedEstimate]) -> float:
 
 def _median_seconds(estimates: Sequence[SpeedEstimate]) -> float:
     known = [one.seconds for one in estimates if one.seconds is not None]
-    return median(known) if known else 1.0
+    return float(np.median(known)) if known else 1.0
 
 
 def _upper_median(values: Sequence[float]) -> float:

@@ -24,7 +24,6 @@ EvenerError                 1
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
 import sys
@@ -278,6 +277,8 @@ def require_one_of(field: str, value: str, choices: Iterable[str]) -> None:
 
 def nearest(name: str, known: Iterable[str], *, similarity: float = 0.6) -> str:
     """Return `, did you mean 'x'?` if one of `known` is similar to `name`, else nothing."""
+    import difflib  # only needed after an error
+
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=similarity)
     return f", did you mean {match[0]!r}?" if match else ""
 
