@@ -89,6 +89,9 @@ class CheckedServer:
     def num_waiting(self, _: int | None = None) -> int:
         return 0
 
+    def is_sending(self, _: int) -> bool:
+        return False
+
     def is_delivering(self, _: int) -> bool:
         return False
 

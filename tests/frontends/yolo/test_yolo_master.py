@@ -21,6 +21,7 @@ from support.yolo_commands import ENVIRONMENT, read_by_plain_yolo
 
 pytestmark = [needs_ultralytics, pytest.mark.slow, pytest.mark.timeout(300)]
 EPOCHS, IMAGES = 60, 12
+RUN_SECONDS = 400
 OPTIONS = ("imgsz=64", "plots=False", "val=False", "optimizer=SGD", "name=run")
 
 
@@ -106,7 +107,7 @@ def test_nodes_of_a_master_train_together_and_survive_losses(ps: Cluster, words:
     os.kill(process_on(ps, "one"), signal.SIGKILL)
     ps.join("three")
     wait_until_shown(ps, training, "three came")
-    assert training.wait(200) == 0, ended(ps)
+    assert training.wait(RUN_SECONDS) == 0, ended(ps)
     record = read_noun(ps.folder / "run" / "record.json", TrainRecord)
     assert sum(step.samples for step in record.steps) == EPOCHS * IMAGES
     told = [event.message for event in record.events if event.kind in ("node lost", "joined")]
@@ -132,7 +133,7 @@ def test_node_with_different_images_does_not_take_part(ps: Cluster) -> None:
     ps.join("three", "--data", str(other.parent))
     told = "node three cannot take part: node three has 11 images to train with, node one has 12 images"
     wait_until_shown(ps, training, told)
-    assert training.wait(200) == 0, ended(ps)
+    assert training.wait(RUN_SECONDS) == 0, ended(ps)
 
 
 def test_run_with_one_node_admits_another(ps: Cluster) -> None:
@@ -140,7 +141,8 @@ def test_run_with_one_node_admits_another(ps: Cluster) -> None:
     training = start(ps, "yolov8n.yaml", draw_detection(ps.folder / "data", count=IMAGES))
     ps.join("two")
     wait_until_shown(ps, training, "two came")
-    assert training.wait(200) == 0, ended(ps)
+    assert training.wait(RUN_SECONDS) == 0, ended(ps)
+    assert "master lost" not in shown(ps)  # the result came over the connection that waited for it
     record = read_noun(ps.folder / "run" / "record.json", TrainRecord)
     assert sum(step.samples for step in record.steps) == EPOCHS * IMAGES
     assert sorted(node.samples for node in record.steps[-1].nodes) in ([1, 3], [2, 2])
@@ -171,7 +173,7 @@ def test_training_without_nodes_resumes_from_the_masters_checkpoint(ps: Cluster)
     wait_until(lambda: ps.version() > before + 3, "that the disk has it")
     os.kill(process_on(ps, "one"), signal.SIGKILL)
     wait_until_shown(ps, training, "begins again")
-    assert training.wait(200) == 0, ended(ps)
+    assert training.wait(RUN_SECONDS) == 0, ended(ps)
     record = read_noun(ps.folder / "run" / "record.json", TrainRecord)
     assert [event.kind for event in record.events if event.kind == "resumed"] == ["resumed"]
     assert [step.step for step in record.steps] == list(range(1, epochs * IMAGES // 4 + 1))

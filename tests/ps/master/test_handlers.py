@@ -81,15 +81,36 @@ def test_contribution_in_several_buffers_is_rejected(lengths: tuple[int, ...], r
         assert [len(one) for one in place(0, header, lengths) or ()] == [16]
 
 
-def test_slow_submission_outlives_the_limit_of_idle_connections() -> None:
-    closed = list[int]()
+def quiet_handlers(closed: list[int], *peers: int, submitting: int = 0) -> Any:
+    """Handlers of commands that were heard at 0 s, and whose connections are closed after 4 s."""
     handlers: Any = Handlers.__new__(Handlers)
     handlers._config = SimpleNamespace(patience=1.0)
-    handlers._heard, handlers._nodes = {3: 0.0, 4: 0.0}, SimpleNamespace(at=lambda _: None)
-    handlers._server = SimpleNamespace(disconnect=lambda peer, _: closed.append(peer))
+    handlers._heard, handlers._nodes = dict.fromkeys(peers, 0.0), SimpleNamespace(at=lambda _: None)
+    handlers._server = SimpleNamespace(disconnect=lambda peer, _: closed.append(peer), is_sending=lambda _: False)
     handlers._examinations = SimpleNamespace(tick=lambda _: None, is_of=lambda _: False)
     handlers._fetches, handlers._joining = SimpleNamespace(serve=lambda: None), SimpleNamespace(tick=lambda: None)
-    submissions = SimpleNamespace(tick=lambda: None, stalled=lambda: None, is_of=lambda peer: peer == 3)
+    submissions = SimpleNamespace(tick=lambda: None, stalled=lambda: None, is_of=lambda peer: peer == submitting)
     handlers._scheduler = SimpleNamespace(submissions=submissions, is_watching=lambda _: False)
-    handlers.tick(100.0)
+    return handlers
+
+
+def test_slow_submission_outlives_the_limit_of_idle_connections() -> None:
+    closed = list[int]()
+    quiet_handlers(closed, 3, 4, submitting=3).tick(100.0)
     assert closed == [4]
+
+
+def test_command_that_watched_a_run_receives_its_result_before_it_counts_as_idle() -> None:
+    closed = list[int]()
+    handlers = quiet_handlers(closed, 3)
+    handlers._scheduler.is_watching = lambda _: True
+    handlers.tick(100.0)
+    handlers._scheduler.is_watching = lambda _: False  # the run is over
+    handlers._server.is_sending = lambda _: True
+    handlers.tick(101.0)
+    handlers.tick(120.0)
+    handlers._server.is_sending = lambda _: False
+    handlers.tick(123.0)
+    assert closed == []
+    handlers.tick(125.0)
+    assert closed == [3]

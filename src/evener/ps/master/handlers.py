@@ -119,9 +119,20 @@ class Handlers:
                 stalled, BadFrame(f"its run arrives at less than {MIN_BYTES_PER_SECOND} bytes per second")
             )
         for peer, heard in list(self._heard.items()):
-            waits = self._scheduler.is_watching(peer) or self._examinations.is_of(peer) or submissions.is_of(peer)
-            if now - heard > most and self._nodes.at(peer) is None and not waits:
+            if self._nodes.at(peer) is not None or self._awaits_something(peer):
+                self._heard[peer] = now
+            elif now - heard > most:
                 self._server.disconnect(peer, f"it was idle for {most:g} s")
+
+    def _awaits_something(self, peer: int) -> bool:
+        """Return whether a command's connection is not idle, though it says nothing: it is owed or sent something."""
+        scheduler = self._scheduler
+        return (
+            scheduler.is_watching(peer)
+            or scheduler.submissions.is_of(peer)
+            or self._examinations.is_of(peer)
+            or self._server.is_sending(peer)
+        )
 
     def serve(self) -> None:
         """Send the next pieces of blobs."""
