@@ -19,7 +19,7 @@ from support.command_cluster import Cluster, cluster, wait_until
 from support.yolo_cases import draw_detection, needs_ultralytics
 from support.yolo_commands import ENVIRONMENT, read_by_plain_yolo
 
-pytestmark = [needs_ultralytics, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [needs_ultralytics, pytest.mark.slow, pytest.mark.timeout(600)]
 EPOCHS, IMAGES = 60, 12
 RUN_SECONDS = 400
 OPTIONS = ("imgsz=64", "plots=False", "val=False", "optimizer=SGD", "name=run")
