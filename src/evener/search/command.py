@@ -8,65 +8,53 @@ import time
 from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from evener.commands.dashboard import page_beside
-from evener.commands.engines import is_thin
-from evener.data.tasks.load import blaming, import_file, is_path, load_any_task, load_thin_task
-from evener.records.errors import Interrupted, InvalidInput, TrainingFailed
-from evener.records.record import Epoch
+from evener.records.errors import Interrupted
 from evener.records.schema import write_noun
 from evener.records.search_record import STUDY_FILE, SearchRecord, TrialSummary
-from evener.records.task import BatchTask, Task, ThinTask
 from evener.report.text import exact_percent, human_seconds, percent, table_of
 from evener.search.assignments import Assignments
-from evener.search.options import Metric, TuneConfig
-from evener.search.runners import open_runner, run_config
+from evener.search.options import TuneConfig
 from evener.search.search import Search
-from evener.search.space import Suggest, options_of, parse_varied, suggest_varied
-from evener.search.study import Study, open_study, some_values
+from evener.search.study import Study, open_study
+from evener.search.subject import Subject
+from evener.search.task_subject import task_subject
 from evener.search.trial_folder import TrialFolder
 from evener.search.trials import Rules, SearchTrial
 from evener.system.signals import interrupt_on_stop_signals
 from evener.training.console import locked_folder, open_console, print_line
 
-_MAX_DRAWS = 5
-"""Draws of options with which the task is loaded to inspect it: some draws may make its code fail."""
-
-
-class _Facts(NamedTuple):
-    """Epochs and samples per step of every trial of the task, and the metric that ranks trials."""
-
-    epochs: int
-    batch_size: int
-    metric: Metric
-
 
 def tune(config: TuneConfig, *, as_json: bool) -> None:
-    """Run the search, show its results, and write them to the study's folder.
+    """Search for options of a task, show the results, and write them to the study's folder.
 
     Raises:
         EvenerError: the configuration is invalid, or every trial fails with the same error.
         Interrupted: the user pressed Ctrl-C; the study can be resumed.
     """
+    search_for(config, task_subject, as_json=as_json)
+
+
+def search_for(config: TuneConfig, subject_of: Callable[[TuneConfig], Subject], *, as_json: bool) -> SearchRecord:
+    """Search for the options of `subject_of(config)`, show the results, and return them. Raises like `tune`."""
     console = open_console(to_stderr=as_json)
     with locked_folder(config.folder) as folder:
-        record = _tune(config, folder, console)
+        console.print(f"search in {folder}: {config.trials} trials")
+        record = _search(config, subject_of(config), folder, console)
     _show(record, config, console)
     if as_json:
         print_line(json.dumps(_summary(record)))
+    return record
 
 
-def _tune(config: TuneConfig, folder: Path, console: Console) -> SearchRecord:
+def _search(config: TuneConfig, subject: Subject, folder: Path, console: Console) -> SearchRecord:
     """Perform the search in its folder, which this process alone writes; return its record."""
-    console.print(f"search in {folder}: {config.trials} trials")
-    suggest = _suggest(config)
-    facts = _facts(config, suggest)
-    file = StudyFile(folder, config, facts.metric, facts.epochs)
-    rules = Rules(facts.epochs, config.prune, config.ahead, larger_is_better=facts.metric == "accuracy")
+    file = StudyFile(folder, config, subject.metric, subject.epochs)
+    rules = Rules(subject.epochs, config.prune, config.ahead, larger_is_better=subject.metric != "loss")
     try:
         with (
             open_study(
@@ -75,46 +63,40 @@ def _tune(config: TuneConfig, folder: Path, console: Console) -> SearchRecord:
                 seed=config.seed,
                 learns=config.sampler == "tpe",
                 resume=config.resume,
+                first=subject.first,
             ) as study,
             page_beside(folder, config.dashboard),
             interrupt_on_stop_signals(),
         ):
-            search = _search(config, study, rules, suggest, facts, console, file)
+            search = _run(config, subject, study, rules, console, file)
             return file.conclude(search, study.importances())
     except KeyboardInterrupt:
         raise Interrupted(f"stopped; resume with the same command and --resume --output {folder}") from None
 
 
-def _search(
-    config: TuneConfig,
-    study: Study,
-    rules: Rules,
-    suggest: Suggest,
-    facts: _Facts,
-    console: Console,
-    file: StudyFile,
-) -> Search:
+def _run(config: TuneConfig, subject: Subject, study: Study, rules: Rules, console: Console, file: StudyFile) -> Search:
     """Run the search and return it."""
-    metric = facts.metric
 
     def folder_of(number: int) -> TrialFolder:
-        return TrialFolder(study.folder / "trials" / f"{number:04d}")
+        return subject.folder_of(study.folder / "trials" / f"{number:04d}")
 
     def notify(trial: SearchTrial, sentence: str) -> None:
-        console.print(trial_line(trial, sentence, metric, search.best))
+        console.print(trial_line(trial, sentence, subject.metric, search.best))
+        if trial.outcome is not None:
+            subject.leave(file.record_of(search))
 
-    with open_runner(config, study.folder, console.print) as runner:
+    with subject.open_runner(study.folder, console.print) as runner:
         nodes = ", ".join(node.name for node in runner.nodes())
         console.print(f"nodes: {nodes or 'none yet; waiting for nodes to join'}")
         search = Search(
             study=study,
             rules=rules,
-            assignments=Assignments(rules.epochs, facts.batch_size),
+            assignments=Assignments(rules.epochs, subject.batch_size),
             runner=runner,
-            suggest=suggest,
+            suggest=subject.suggest,
             folder_of=folder_of,
-            config_of=lambda trial, plan: run_config(config, rules.epochs, trial, folder_of(trial.number), plan),
-            score_of=lambda epoch: score_of(epoch, metric),
+            config_of=lambda trial, plan: subject.config_of(trial, folder_of(trial.number), plan),
+            score_of=subject.score_of,
             num_trials=config.trials,
             until=inf if config.hours is None else time.monotonic() + 3600 * config.hours,
             divides=config.divides,
@@ -124,70 +106,6 @@ def _search(
         )
         search.run()
     return search
-
-
-def score_of(epoch: Epoch, metric: Metric) -> float:
-    """Return the score of an epoch. Raises InvalidInput if the task does not compute the metric."""
-    validation = epoch.validation
-    score = epoch.loss if validation is None else validation.loss
-    if metric == "accuracy":
-        score = None if validation is None else validation.accuracy
-    if score is None:
-        raise InvalidInput(f"--metric {metric}: this task does not compute it; use the other metric")
-    return score
-
-
-def _suggest(config: TuneConfig) -> Suggest:
-    """Return the function that draws options, from the command line or the task's file. Raises InvalidInput without
-    one.
-    """
-    if config.vary:
-        return suggest_varied([parse_varied(text) for text in config.vary])
-    space: Callable[..., object] | None = None
-    if is_path(config.task):
-        path = Path(config.task).resolve()
-        space = getattr(import_file(path), "space", None)
-    if space is None:
-        raise InvalidInput(
-            "nothing is varied: give --vary lr=1e-4..1e-1:log, or define space(trial) in the task's file"
-        )
-
-    def suggest(trial: object) -> dict[str, str]:
-        with blaming(path):
-            options = space(trial)
-        return options_of(options, str(path))
-
-    return suggest
-
-
-def _facts(config: TuneConfig, suggest: Suggest) -> _Facts:
-    """Return the task's facts. Raises EvenerError if the task fails with all drawn options."""
-    for number in range(_MAX_DRAWS):
-        try:
-            return _facts_with(config, some_values(suggest, config.seed, number))
-        except TrainingFailed:
-            if number == _MAX_DRAWS - 1 or not config.vary:
-                raise
-    raise AssertionError
-
-
-def _facts_with(config: TuneConfig, values: dict[str, str]) -> _Facts:
-    """Return the facts of the task with these options."""
-    options = {**config.option, **values}
-    if config.thin or (config.is_on_master and is_thin(config.task)):
-        thin = load_thin_task(config.task, config.data, options)
-        has_accuracy = thin.has_accuracy and thin.validation_data is not None
-        return _facts_of(config, thin, has_accuracy)
-    task = load_any_task(config.task, config.data, options)
-    if isinstance(task, BatchTask):
-        raise InvalidInput("a search needs a Task, which can pause and continue on another node; a BatchTask cannot")
-    has_accuracy = task.correct is not None and task.validation_data is not None
-    return _facts_of(config, task, has_accuracy)
-
-
-def _facts_of(config: TuneConfig, task: Task | ThinTask, has_accuracy: bool) -> _Facts:
-    usual: Metric = "accuracy" if has_accuracy else "loss"
-    return _Facts(config.epochs or task.epochs, config.batch_size or task.batch_size, config.metric or usual)
 
 
 def _show(record: SearchRecord, config: TuneConfig, console: Console) -> None:
@@ -309,7 +227,7 @@ class StudyFile:
         self,
         folder: Path,
         config: TuneConfig,
-        metric: Metric,
+        metric: str,
         epochs: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -323,10 +241,14 @@ class StudyFile:
         if now < self._due:
             return
         self._due = now + _WRITE_INTERVAL_S
-        record = self._record(search.trials, search.best, search.running, {}, is_over=False)
+        record = self.record_of(search)
         if self._written is None or record.trials != self._written.trials:
             self._written = record
             write_noun(record, self._path)
+
+    def record_of(self, search: Search) -> SearchRecord:
+        """Return the state of a search that is not over."""
+        return self._record(search.trials, search.best, search.running, {}, is_over=False)
 
     def conclude(self, search: Search, importances: dict[str, float]) -> SearchRecord:
         """Write the result of a search that is over, and return it."""

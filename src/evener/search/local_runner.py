@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from evener.config.run_config import RunConfig
 from evener.launch.nodes import NodeSpec
 from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.records.errors import EvenerError, NodeLost, NonFiniteLoss
@@ -39,6 +38,10 @@ class TrialProcesses(Protocol):
         """Answer the end of an epoch: whether the run ends there."""
         ...
 
+    def stop(self) -> None:
+        """Ask the run to stop soon, with a checkpoint."""
+        ...
+
     def is_silent(self, now: float) -> bool:
         """Return whether a process has been silent for longer than the patience."""
         ...
@@ -52,7 +55,7 @@ class TrialProcesses(Protocol):
         ...
 
 
-OpenTrial = Callable[[LocalProcesses, Sequence[NodeSpec], RunConfig], TrialProcesses]
+OpenTrial = Callable[[LocalProcesses, Sequence[NodeSpec], Any], TrialProcesses]
 
 
 class RunEnd(NamedTuple):
@@ -81,7 +84,7 @@ class TrialRunner(Protocol):
         """Return all nodes that are present, busy or idle."""
         ...
 
-    def start(self, number: int, nodes: Sequence[str], config: RunConfig) -> None:
+    def start(self, number: int, nodes: Sequence[str], config: Any) -> None:
         """Start or continue the run of trial `number` on the nodes with these names."""
         ...
 
@@ -90,7 +93,7 @@ class TrialRunner(Protocol):
         ...
 
     def stop(self, number: int) -> None:
-        """Ask a run to stop after its step, with a checkpoint."""
+        """Ask a run to stop soon, with a checkpoint."""
         ...
 
     def forget(self, number: int) -> None:
@@ -121,7 +124,7 @@ class LocalRunner:
         """Return the nodes of this machine."""
         return list(self._nodes.values())
 
-    def start(self, number: int, nodes: Sequence[str], config: RunConfig) -> None:
+    def start(self, number: int, nodes: Sequence[str], config: Any) -> None:
         """Start the processes of a trial on these nodes."""
         self._runs[number] = self._open_trial(self._processes, [self._nodes[name] for name in nodes], config)
 
@@ -131,9 +134,8 @@ class LocalRunner:
             self._runs[number].answer(event, is_over)
 
     def stop(self, number: int) -> None:
-        """Ask the processes of a trial to stop after their step, with a checkpoint."""
-        for process in self._runs[number].processes:
-            process.request_stop()
+        """Ask the run of a trial to stop soon, with a checkpoint."""
+        self._runs[number].stop()
 
     def forget(self, number: int) -> None:
         """Do nothing: a trial without processes holds no resources."""

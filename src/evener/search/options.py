@@ -20,6 +20,7 @@ from evener.config.options import (
     TokenFile,
     refuse_two_tokens,
 )
+from evener.config.run_config import YOLO_SUFFIXES
 from evener.records.errors import InvalidInput, require, require_one_of
 from evener.records.profile import PRECISIONS, Precision
 from evener.search.halving import Pruning
@@ -42,11 +43,16 @@ class TuneConfig(NodesConfig, frozen=True, kw_only=True):
         InvalidInput: a value is not allowed, or an option is varied twice.
     """
 
-    task: Annotated[str, Meta(description="digits, mnist, nfnn, synthetic, or path/to/my_task.py.")]
+    task: Annotated[
+        str, Meta(description="digits, mnist, nfnn, synthetic, path/to/my_task.py, or a model such as yolov8n.pt.")
+    ]
     trials: Annotated[int, Meta(description="Number of trials.")] = 50
     vary: Annotated[
         tuple[str, ...],
-        Meta(description="lr=1e-4..1e-1:log or width=64,128; repeat. Default: space(trial) of the task's file."),
+        Meta(
+            description="lr=1e-4..1e-1:log or width=64,128; repeat. Default: space(trial) of the task's file; of YOLO, "
+            "what Ultralytics varies."
+        ),
     ] = ()
     metric: Annotated[
         Metric | None, Meta(description="accuracy (largest) or loss (smallest). Default: accuracy if available.")
@@ -107,6 +113,11 @@ class TuneConfig(NodesConfig, frozen=True, kw_only=True):
     def is_on_master(self) -> bool:
         """Whether trials run on nodes that have joined a master."""
         return self.agreement is not None or self.master is not None or self.home is not None
+
+    @property
+    def is_yolo(self) -> bool:
+        """Whether trials train a model of Ultralytics."""
+        return Path(self.task).suffix in YOLO_SUFFIXES
 
     @property
     def divides(self) -> bool:

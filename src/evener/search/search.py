@@ -14,8 +14,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from math import inf
+from typing import Any
 
-from evener.config.run_config import RunConfig
 from evener.records.error_kind import restated
 from evener.records.errors import DoesNotFit, EvenerError, Interrupted, NodeLost, NotExact
 from evener.records.plan import Plan
@@ -67,7 +67,7 @@ class Search:
         runner: TrialRunner,
         suggest: Suggest,
         folder_of: Callable[[int], TrialFolder],
-        config_of: Callable[[SearchTrial, Plan | None], RunConfig],
+        config_of: Callable[[SearchTrial, Plan | None], Any],
         score_of: Callable[[Epoch], float],
         num_trials: int,
         until: float = inf,

@@ -9,7 +9,7 @@ seed and the trial's number. So a draw depends on these and on the outcomes repo
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +59,9 @@ class Study:
         self._id = storage.get_study_id_from_name(NAME)
 
     def known(self) -> list[KnownTrial]:
-        """Return all trials, by number."""
+        """Return all trials that have begun, by number."""
+        from optuna.trial import TrialState
+
         return [
             KnownTrial(
                 number=trial.number,
@@ -69,6 +71,7 @@ class Study:
                 is_told=trial.state.is_finished(),
             )
             for trial in self._study.get_trials(deepcopy=False)
+            if trial.state != TrialState.WAITING
         ]
 
     def ask(self, number: int, suggest: Suggest) -> dict[str, str]:
@@ -138,7 +141,13 @@ def require_study(folder: Path, *, resume: bool) -> None:
 
 @contextmanager
 def open_study(
-    folder: Path, *, larger_is_better: bool, seed: int, learns: bool = True, resume: bool = False
+    folder: Path,
+    *,
+    larger_is_better: bool,
+    seed: int,
+    learns: bool = True,
+    resume: bool = False,
+    first: Mapping[str, Any] | None = None,
 ) -> Iterator[Study]:
     """Open the study in `folder` for this process alone.
 
@@ -148,6 +157,7 @@ def open_study(
         seed: seed of the draws.
         learns: whether draws depend on earlier trials.
         resume: whether to continue the existing study.
+        first: options of the first trial that are not drawn, by name.
 
     Raises:
         MissingExtra: Optuna is not installed.
@@ -168,6 +178,8 @@ def open_study(
         )
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidFile(f"{journal} is not the journal of a search ({error}); use another --output") from error
+    if first and not study.get_trials(deepcopy=False):
+        study.enqueue_trial(dict(first))
     yield Study(folder, study, storage, seed, learns=learns)
 
 

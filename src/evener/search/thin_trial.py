@@ -196,6 +196,10 @@ class ThinTrial:
         if isinstance(event, Epoch):
             self._process.tell(_END if is_over else _CONTINUE)
 
+    def stop(self) -> None:
+        """Ask the process to stop after its step, with a checkpoint."""
+        self._process.request_stop()
+
     def is_silent(self, _now: float) -> bool:
         """Return False: a single process cannot hang on others, and its end is noticed."""
         return False

@@ -1,13 +1,14 @@
-"""Trials of PyTorch: runs of ranks on local nodes, as `evener train` starts them."""
+"""Trials as runs of ranks on local nodes, as `evener train` starts them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from evener.config.run_config import RunConfig
 from evener.launch.nodes import NodeSpec
 from evener.launch.processes import LocalProcess, LocalProcesses
+from evener.launch.rank_environment import RankFunction
 from evener.launch.rank_heartbeat import has_left, read_beat
 from evener.launch.rank_starter import RankStarter, show_event
 from evener.launch.ranks import raise_first
@@ -19,11 +20,24 @@ from evener.training.rank import train_rank
 
 
 class TorchTrial:
-    """The ranks of a trial, as `TrialProcesses` describes."""
+    """The ranks of a trial, as `TrialProcesses` describes.
 
-    def __init__(self, processes: LocalProcesses, nodes: Sequence[NodeSpec], config: RunConfig) -> None:
+    Args:
+        processes: in which they run.
+        nodes: one per rank.
+        config: argument of the program, with a `patience`.
+        program: of a rank.
+    """
+
+    def __init__(
+        self,
+        processes: LocalProcesses,
+        nodes: Sequence[NodeSpec],
+        config: Any,
+        program: RankFunction = train_rank,
+    ) -> None:
         self._nodes, self._patience = nodes, config.patience
-        starter = RankStarter(processes, train_rank, nodes, config, config.patience)
+        starter = RankStarter(processes, program, nodes, config, config.patience)
         self._store = starter.store
         self._beats = [Progress(0.0) for _ in nodes]
         self._listened = ListenedSeconds(config.patience, time.monotonic())
@@ -32,6 +46,11 @@ class TorchTrial:
     def answer(self, event: RunEvent, is_over: bool) -> None:
         """Answer the end of an epoch through the ranks' store."""
         show_event(self._store, lambda _: is_over, event)
+
+    def stop(self) -> None:
+        """Ask the ranks to stop after their step, with a checkpoint."""
+        for process in self.processes:
+            process.request_stop()
 
     def is_silent(self, now: float) -> bool:
         """Return whether a rank has sent no heartbeat for longer than the patience."""
