@@ -33,6 +33,7 @@ from evener.frontends.yolo.overrides import (
     checkpoint_of,
     read_master_overrides,
     read_overrides,
+    require_searchable,
     require_ultralytics,
     run_config,
     yolo_config,
@@ -109,6 +110,16 @@ def tune(config: TuneConfig, as_json: bool) -> None:
     """Search for the options with which TASK learns best: many trials, on nodes of unequal speed."""
     if config.usual:
         tell(f"options: {config.usual}", as_json)
+    if config.is_yolo:
+        require_searchable(config)
+        if config.output is not None:
+            require_study(config.output, resume=config.resume)
+        require_ultralytics()
+        with loading(as_json):
+            from evener.frontends.yolo import tuning
+
+        tuning.tune(config, as_json=as_json)
+        return
     require_task(config.task)
     require_study(config.folder, resume=config.resume)
     if config.is_on_master:

@@ -49,6 +49,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "tune": (
         "evener tune my_task.py --trials 50 --vary lr=1e-4..1e-1:log --vary width=64,128,256",
         "evener tune digits --trials 12 --vary channels=8..64:log --local-nodes 1,0.5,0.25",
+        "evener tune yolov8n.pt --data coco8.yaml --trials 20 --epochs 30 --local-nodes 1,0.5",
     ),
     "yolo": (
         "evener yolo detect train model=yolov8n.pt data=coco8.yaml epochs=100 imgsz=640",

@@ -8,10 +8,8 @@ and its parts are used one by one. Every batch of a node is a step: gradients ar
 from __future__ import annotations
 
 import copy
-import logging
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ from ultralytics.models.yolo.segment.train import SegmentationTrainer
 from evener.data.loader import Collate
 from evener.frontends.yolo.data_place import described_here
 from evener.frontends.yolo.rank import alone
-from evener.frontends.yolo.settings import in_a_sentence
+from evener.frontends.yolo.settings import in_a_sentence, quiet_ultralytics
 from evener.frontends.yolo.sharded_loader import draw_from_all, keep_images, spare_bytes
 from evener.records.task import Task
 
@@ -259,7 +257,7 @@ class LocalTraining:
             trainer.train_loader.dataset,
             trainer.train_loader.collate_fn,
             closing=closing,
-            close=_silence()(trainer._close_dataloader_mosaic),
+            close=quiet_ultralytics()(trainer._close_dataloader_mosaic),
             begin=self._begin_epoch,
         )
 
@@ -310,7 +308,7 @@ def _set_up(
     overrides |= {"nbs": settings["batch"], "model": settings.get("model", architecture.get("yaml_file", "model.yaml"))}
     if data_dir is not None:
         overrides["data"] = str(described_here(data_dir, settings["data"], folder))
-    with alone(), _silence(), in_a_sentence():
+    with alone(), quiet_ultralytics(), in_a_sentence():
         trainer = type(f"Local{base.__name__}", (base,), {"run_callbacks": _keep_silent})(overrides=overrides)
         trainer.model = trainer.get_model(cfg=architecture, weights=weights, verbose=False)
         trainer._setup_train()
@@ -321,15 +319,3 @@ def _set_up(
 
 def _keep_silent(_trainer: Any, _event: str) -> None:
     """Trackers of experiments would hear of every node's part."""
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Inside, Ultralytics tells errors alone: it would do so on every node."""
-    logger = logging.getLogger("ultralytics")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -6,24 +6,22 @@ receive the model, its callbacks and the trainer class, pickled; what the leader
 
 from __future__ import annotations
 
-import copy
 import os
 import pickle
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from torch import nn
 
 from evener.commands.pickled import pickled
 from evener.commands.train import choose_nodes, is_torchrun
-from evener.config.options import PATIENCE
+from evener.config.options import PATIENCE, NodesConfig
 from evener.frontends.programs.entry import take_environment
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.yolo.command import as_rank, on_local_nodes, require_loadable
@@ -32,6 +30,9 @@ from evener.frontends.yolo.rank import alone, yolo_rank
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import InvalidInput, TrainingFailed
 from evener.records.record import TrainRecord
+from evener.records.search_record import SearchRecord
+from evener.search.halving import Pruning
+from evener.search.options import DEFAULT_AHEAD
 from evener.system import accelerators
 from evener.system.signals import STOP_SIGNALS
 
@@ -44,12 +45,12 @@ with alone():
     from ultralytics.utils import RANK
     from ultralytics.utils.torch_utils import parse_device
 
+    from evener.frontends.yolo.packed_training import packed_training, unpacked_training
     from evener.frontends.yolo.settings import YoloTraining, plain_sentence
 
 _RESULTS = ".results.pickle"
 """File in the folder of a run: what its leader has at the end, until the process that started the run reads it."""
 _PLAIN = (str, int, float, bool, Path, list, tuple)
-_OPTIONS = ("nodes", "devices", "shares", "memory", "stationary", "elastic", "node_patience")
 
 
 class YOLO(PlainYOLO):
@@ -62,6 +63,7 @@ class YOLO(PlainYOLO):
 
     Attributes:
         record: of the last training; None before it, and on a rank that does not show the run.
+        study: of the last search on nodes; None before it.
         leader: whether this process shows its runs; False on all but one of the ranks that torchrun or `evener run`
             starts, after a training.
 
@@ -70,6 +72,7 @@ class YOLO(PlainYOLO):
     """
 
     record: TrainRecord | None = None
+    study: SearchRecord | None = None
     leader: bool = True
 
     def __init__(self, model: Any = "yolo26n.pt", task: str | None = None, verbose: bool = False) -> None:
@@ -130,7 +133,7 @@ class YOLO(PlainYOLO):
         named = [f"{key}={value}" for key, value in settings.items() if isinstance(value, _PLAIN) and value != ""]
         config = YoloConfig(
             overrides=("train", f"model={self.overrides['model']}", *named),
-            local_nodes=nodes if nodes is None or isinstance(nodes, str) else ",".join(map(str, nodes)),
+            local_nodes=_speeds(nodes),
             devices=devices,
             shares=shares,
             memory=memory,
@@ -152,18 +155,55 @@ class YOLO(PlainYOLO):
             with _errors_of_callbacks():
                 self.record = on_local_nodes(config, partial(_rank_here, training), _folder_of)
         else:
-            advice = "define them in a file, and open what they need in the first callback"
-            packed = pickled(_without_run(training), "the model, its callbacks or its trainer", advice)
+            packed = packed_training(training)
             config = msgspec.structs.replace(config, goes_on=False)  # it goes on here alone
             self.record = on_local_nodes(config, partial(_rank_in_process, packed), _folder_of)
             self._take_results(training.folder)
         return self.metrics
 
-    def tune(self, *arguments: Any, **settings: Any) -> Any:
-        """Search for settings as Ultralytics does, on one device. Raises InvalidInput: nodes are named."""
-        if named := [name for name in _OPTIONS if name in settings]:
-            raise InvalidInput(f"tune takes no {named[0]}: its trials run on one device, as those of Ultralytics")
-        return super().tune(*arguments, **settings)
+    def tune(
+        self,
+        use_ray: bool = False,
+        iterations: int = 300,
+        *arguments: Any,
+        nodes: str | Sequence[float] | None = None,
+        devices: str = "all",
+        memory: str | None = None,
+        prune: Pruning = "asha",
+        join: bool = True,
+        ahead: int = DEFAULT_AHEAD,
+        node_patience: float = PATIENCE,
+        **settings: Any,
+    ) -> Any:
+        """Search for settings on nodes of this machine; on one device, without `nodes`, as Ultralytics does.
+
+        Results are in the folder that Ultralytics chooses, and `study` names all trials. Trials begin with the weights
+        of this model and its settings, and have no callbacks of yours, as with Ultralytics.
+
+        Args:
+            use_ray: whether Ultralytics searches with Ray Tune, which takes no nodes.
+            iterations: number of trials.
+            arguments: for Ray Tune.
+            nodes: relative speeds of local nodes, such as "1,0.5"; None: one node per GPU of this machine.
+            devices, memory, node_patience: as for `train`.
+            prune: "asha", "hyperband" or "none"; Ultralytics trains every trial to its end.
+            join: whether idle nodes join the slowest trial.
+            ahead: trials that are drawn before earlier results are used.
+            settings: of Ultralytics, also `space`: ranges (low, high) or (low, high, gain), or choices as text.
+
+        Raises:
+            InvalidInput: a setting is unknown, or does not go with a search.
+            EvenerError: every trial fails with the same error.
+        """
+        places = NodesConfig(local_nodes=_speeds(nodes), devices=devices, memory=memory, patience=node_patience)
+        if nodes is None and (use_ray or len(choose_nodes(places)) == 1):
+            return super().tune(use_ray, iterations, *arguments, **settings)
+        if use_ray or arguments:
+            raise InvalidInput("Ray Tune places trials by itself: leave out use_ray and what follows, or nodes")
+        from evener.frontends.yolo import tuning
+
+        self.study = tuning.tune_model(self, settings, places, iterations, prune=prune, joins=join, ahead=ahead)
+        return None
 
     def _with_folder(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return `settings` with the folder of the results, that of the checkpoint if a training is resumed."""
@@ -208,6 +248,11 @@ class YOLO(PlainYOLO):
         self.overrides["model"] = str(files["best"] if files["best"].exists() else files["last"])
         if isinstance(self.model, nn.Module) and Path(self.overrides["model"]).exists():
             self.model.pt_path = self.overrides["model"]
+
+
+def _speeds(nodes: str | Sequence[float] | None) -> str | None:
+    """Return the speeds of local nodes as for `--local-nodes`."""
+    return nodes if nodes is None or isinstance(nodes, str) else ",".join(map(str, nodes))
 
 
 def _folder_of(config: YoloConfig) -> Path:
@@ -274,36 +319,6 @@ def _errors_of_callbacks() -> Iterator[None]:
         raise (error.__cause__ if isinstance(error.__cause__, Exception) else error) from None
 
 
-class _SentTraining(NamedTuple):
-    """A training for the processes of nodes.
-
-    Attributes:
-        model: with its callbacks.
-        settings: of Ultralytics.
-        trainer: the user's own trainer class; None for that of the task.
-        modules: classes of models that the user's script defines, by name: checkpoints name them.
-    """
-
-    model: YOLO
-    settings: dict[str, Any]
-    trainer: type | None
-    modules: dict[str, type]
-
-
-def _without_run(training: YoloTraining) -> _SentTraining:
-    """Return what processes of nodes need: of earlier trainings, only the weights."""
-    model = copy.copy(training.model)
-    model.trainer = model.predictor = model.metrics = None
-    model.ckpt = {"epoch": -1} if model.ckpt else {}
-    script = vars(sys.modules["__main__"]).items()
-    modules = {
-        name: one
-        for name, one in script
-        if isinstance(one, type) and issubclass(one, nn.Module) and one.__module__ == "__main__"
-    }
-    return _SentTraining(model, training.settings, training.trainer, modules)
-
-
 def _rank_here(training: YoloTraining, env: RankEnvironment, config: YoloConfig) -> None:
     """Run a rank with the user's own object."""
     yolo_rank(env, config, read=partial(_chosen, training))
@@ -313,14 +328,12 @@ def _rank_here(training: YoloTraining, env: RankEnvironment, config: YoloConfig)
 
 def _rank_in_process(packed: bytes, env: RankEnvironment, config: YoloConfig) -> None:
     """Run a rank of a process that this module's `train` started; the leader leaves the metrics."""
-    with alone():
-        sent: _SentTraining = pickle.loads(packed)
-    vars(sys.modules["__main__"]).update(sent.modules)
-    yolo_rank(env, config, read=partial(_chosen, YoloTraining(sent.model, sent.settings, Path(), sent.trainer)))
-    trainer = sent.model.trainer
-    if sent.model.metrics is not None and trainer is not None and trainer.trainer_rank.leads:
+    training = unpacked_training(packed)
+    yolo_rank(env, config, read=partial(_chosen, training))
+    trainer, metrics = training.model.trainer, training.model.metrics
+    if metrics is not None and trainer is not None and trainer.trainer_rank.leads:
         names = ("args", "metrics", "fitness", "best_fitness", "epoch", "epochs", "start_epoch", "data")
-        results = sent.model.metrics, {name: getattr(trainer, name) for name in names}
+        results = metrics, {name: getattr(trainer, name) for name in names}
         with suppress(InvalidInput):  # metrics of the user's own: those of the checkpoint remain
             (_folder_of(config) / _RESULTS).write_bytes(pickled(results, "the metrics", "use plain values"))
 

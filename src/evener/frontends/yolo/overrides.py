@@ -22,6 +22,7 @@ from evener.launch.nodes import relative_shares
 from evener.records.errors import InvalidInput, MissingExtra, require
 from evener.records.record import Event
 from evener.records.version import pip_install
+from evener.search.options import TuneConfig
 
 TASKS = ("detect", "segment", "classify", "pose", "obb")
 _REFUSED = {
@@ -182,6 +183,23 @@ def read_master_overrides(overrides: tuple[str, ...], *, is_agreed: bool) -> dic
             where = "--agreement" if is_agreed else "a master's nodes"
             raise InvalidInput(f"{key}={settings[key]} does not go with {where}: {reason}")
     return settings
+
+
+def require_searchable(config: TuneConfig) -> None:
+    """Raise InvalidInput if an option of a search does not go with a model of Ultralytics."""
+    named = {
+        "--thin": config.thin,
+        "--metric": config.metric is not None,
+        "--precision": config.precision != "fp32",
+        "--ship-data": config.ship_data,
+    }
+    if wrong := next((name for name, is_named in named.items() if is_named), None):
+        raise InvalidInput(f"{wrong} does not go with a model of Ultralytics, whose trials are ranked by fitness")
+    if config.is_on_master:
+        raise InvalidInput(
+            "trials of a model of Ultralytics run on nodes of this machine, not of a master: name --local-nodes or "
+            "--devices"
+        )
 
 
 def yolo_config(config: RunConfig) -> YoloConfig:

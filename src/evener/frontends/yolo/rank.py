@@ -28,6 +28,7 @@ from evener.training.context import abandonable_backend, join_world
 from evener.training.elastic.start import late_group
 
 if TYPE_CHECKING:
+    from evener.frontends.yolo.searched_trial import SearchedTrial
     from evener.frontends.yolo.settings import YoloTraining
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -45,6 +46,7 @@ def yolo_rank(
     config: YoloConfig,
     checkpoints: RemoteCheckpoints | None = None,
     read: Callable[[YoloConfig], YoloTraining] = _read,
+    trial: SearchedTrial | None = None,
 ) -> None:
     """Run one rank; the leader emits plan, batches and record through the env.
 
@@ -53,13 +55,14 @@ def yolo_rank(
         config: options; those of the first rank count, unless paths differ on this machine.
         checkpoints: kept by the rank's master; None without a master.
         read: returns the training that the options describe.
+        trial: of a search; None for any other training.
     """
     with contextlib.redirect_stdout(sys.stderr) if config.to_stderr else contextlib.nullcontext():
         group, late_plan = join(env, config.elastic_choice, preflight=config.preflight)
         if late_plan is None and not env.has_own_paths:
             config = decode_json(group.all_gather_bytes(msgspec.json.encode(config))[0], YoloConfig)
         with alone():
-            plan, takes_part = _train(env, group, config, late_plan, checkpoints, read)
+            plan, takes_part = _train(env, group, config, late_plan, checkpoints, read, trial)
         if not takes_part:
             stay(env, plan)
             return
@@ -91,11 +94,12 @@ def _train(
     late_plan: Plan | None,
     checkpoints: RemoteCheckpoints | None,
     read: Callable[[YoloConfig], YoloTraining],
+    trial: SearchedTrial | None,
 ) -> tuple[Plan, bool]:
     """From the words to the record; the plan, and whether this rank is in it.
 
     Args:
-        env, group, config, checkpoints, read: of the rank.
+        env, group, config, checkpoints, read, trial: of the rank.
         late_plan: the plan of a run that has begun without this rank, which raises NotNeeded if that continues alone.
     """
     from ultralytics.engine.model import Model
@@ -110,6 +114,7 @@ def _train(
         late_plan=late_plan,
         checkpoints=checkpoints,
         goes_on=config.goes_on,
+        trial=trial,
     )
     if not group.is_leader or trainer_rank.is_late:
         logging.getLogger("ultralytics").setLevel(logging.ERROR)

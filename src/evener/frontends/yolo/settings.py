@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -42,15 +43,24 @@ class YoloTraining(NamedTuple):
     trainer: type | None = None
 
 
-def read_training(overrides: tuple[str, ...]) -> YoloTraining:
+def typed(settings: Mapping[str, str]) -> dict[str, Any]:
+    """Return settings with their values, from text."""
+    return {key: value if key in _AS_THEY_ARE else smart_value(value) for key, value in settings.items()}
+
+
+def read_training(overrides: tuple[str, ...], model: Any = None) -> YoloTraining:
     """Return the training that `overrides` describe.
+
+    Args:
+        overrides: words of the user.
+        model: to take in place of the one that they name; None: that one.
 
     Raises:
         InvalidInput: Ultralytics does not know a setting, a value or the model, or it is of another task.
     """
     chosen = read_overrides(overrides)
     last = checkpoint_of(chosen)
-    settings = {key: value if key in _AS_THEY_ARE else smart_value(value) for key, value in chosen.items()}
+    settings = typed(chosen)
     task = settings.pop("task", None)
     if last is not None:
         settings |= {"model": str(last), "resume": str(last), "save_dir": str(last.parents[1])}
@@ -59,7 +69,7 @@ def read_training(overrides: tuple[str, ...]) -> YoloTraining:
         get_cfg(overrides=dict(settings))
     except (SyntaxError, TypeError, ValueError, OSError, AssertionError) as error:
         raise InvalidInput(f"Ultralytics: {plain_sentence(error)}") from error
-    model = _read_model(name, task)
+    model = _read_model(name, task) if model is None else model
     settings["save_dir"] = str(get_save_dir(get_cfg(overrides={**settings, "task": model.task, "mode": "train"})))
     return YoloTraining(model, settings, Path(settings["save_dir"]))
 
@@ -90,6 +100,18 @@ def in_a_sentence() -> Iterator[None]:
         yield
     except _OF_FILES as error:
         raise InvalidInput(f"Ultralytics: {plain_sentence(error)}") from error
+
+
+@contextmanager
+def quiet_ultralytics() -> Iterator[None]:
+    """Inside, Ultralytics tells errors alone."""
+    logger = logging.getLogger("ultralytics")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def plain_sentence(error: BaseException) -> str:

@@ -4,8 +4,8 @@ The loop steps when so many batches have gone by since its last step; how many r
 know before the backward pass of a batch whether a step follows, to let gradients travel meanwhile; so it is computed
 here and passed to the loop.
 
-In a run that goes on without some ranks, gradients are summed at the end of an epoch, too: what the batches of an epoch
-have added is then known to all, and none of an earlier epoch has to be done again.
+In a run that goes on without some ranks, and in a trial of a search, gradients are summed at the end of an epoch, too:
+what the batches of an epoch have added is then known to all, and none of an earlier epoch has to be done again.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class StepGradients:
         model: whose weights are trained.
         group: the ranks.
         trainer: of Ultralytics, set up, which has made no step.
+        keeps_state: whether gradients are complete at the end of every epoch in any case.
 
     Attributes:
         is_due: whether the optimiser steps after this batch.
@@ -38,10 +39,10 @@ class StepGradients:
         summed: gradients that are complete and wait for a step, one a weight; empty if there are none.
     """
 
-    def __init__(self, model: nn.Module, group: Group, trainer: Any) -> None:
+    def __init__(self, model: nn.Module, group: Group, trainer: Any, *, keeps_state: bool = False) -> None:
         self._sums = ReplicaSums(model, group, _MOST)
         self._weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._sums_every = len(trainer.train_loader) if group.is_elastic else 0
+        self._sums_every = len(trainer.train_loader) if group.is_elastic or keeps_state else 0
         self._warm_up = trainer._get_warmup_iterations(len(trainer.train_loader))
         self._batches = trainer.accumulate
         self.last, self.is_due = -1, False

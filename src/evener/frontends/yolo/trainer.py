@@ -89,8 +89,8 @@ class DistributedTrainer(BaseTrainer):
             self._end_batch()
         elif event == "on_train_epoch_end":
             self.trainer_rank.end_epoch()
-        elif event == "on_fit_epoch_end" and self.has_user_callbacks and not self._is_evaluating:
-            self._stop_where_asked()
+        elif event == "on_fit_epoch_end" and not self._is_evaluating:
+            self._end_epoch()
 
     def _run_on_leader(self, event: str) -> None:
         """Run the callbacks of an event. Raises InvalidInput: they change what all ranks have alike, here alone."""
@@ -102,6 +102,13 @@ class DistributedTrainer(BaseTrainer):
             super().run_callbacks(event)
         if getattr(self, "stop", False) != stop:  # all stop together, at the end of the epoch
             self._asks_to_stop, self.stop = True, stop
+
+    def _end_epoch(self) -> None:
+        """End an epoch, after its validation; all ranks call this. Raises Interrupted: a search ends the trial."""
+        if self.has_user_callbacks:
+            self._stop_where_asked()
+        if self.trainer_rank.trial is not None:
+            self.trainer_rank.trial.end_epoch(self)
 
     def _stop_where_asked(self) -> None:
         """Stop after this epoch if a callback of the leader asks for it; all ranks call this."""
@@ -172,7 +179,7 @@ class DistributedTrainer(BaseTrainer):
         self.has_user_callbacks = not self.trainer_rank.all_say(not has_user_callbacks(self.callbacks))
         model = unwrap_model(self.model)
         self.trainer_rank.begin(self, model)
-        if not self.trainer_rank.group.is_alone:
+        if self.trainer_rank.may_have_others:
             require_known_loss(model)
             if getattr(model, "criterion", None) is None:
                 model.criterion = model.init_criterion()
@@ -322,7 +329,7 @@ class DistributedModel(nn.Module):
         generations: of a run that goes on without some ranks; None: it does not.
 
     Attributes:
-        gradients: of all ranks; None of a rank that is alone.
+        gradients: of all ranks; None of a rank that is alone, whose state nothing needs.
         done: the last batch of the training, from 1, that was computed, before this run began or in it.
         told: the loss of a batch and its parts, as returned to the loop.
     """
@@ -330,7 +337,11 @@ class DistributedModel(nn.Module):
     def __init__(self, module: nn.Module, group: Group, trainer: Any, generations: Generations | None) -> None:
         super().__init__()
         self.module = module
-        self.gradients = None if group.is_alone else StepGradients(module, group, trainer)
+        self.gradients: StepGradients | None
+        self.gradients = None
+        if trainer.trainer_rank.may_have_others:
+            keeps_state = trainer.trainer_rank.trial is not None
+            self.gradients = StepGradients(module, group, trainer, keeps_state=keeps_state)
         self.done = trainer.start_epoch * len(trainer.train_loader)
         self.told: tuple[Tensor, dict[str, Tensor]] = torch.zeros(1), {}
         self._group, self._trainer, self._generations = group, trainer, generations

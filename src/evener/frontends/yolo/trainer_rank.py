@@ -19,6 +19,7 @@ from evener.frontends.yolo.fingerprint import leave_data, require_same_data
 from evener.frontends.yolo.generations import Generations
 from evener.frontends.yolo.image_shares import ImageShares
 from evener.frontends.yolo.remote_checkpoints import RemoteCheckpoints
+from evener.frontends.yolo.searched_trial import SearchedTrial
 from evener.frontends.yolo.sharded_loader import spare_bytes
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.decoding import decode_msgpack
@@ -40,8 +41,10 @@ class TrainerRank:
         late_plan: of a run that has begun without this rank; None for a run that begins with it.
         checkpoints: kept by the rank's master; None without a master.
         goes_on: whether a script of the user goes on with the result on every rank.
+        trial: of a search; None for any other training.
 
     Attributes:
+        trial: see above.
         work: which images each rank computes.
         folder: of the run, in which the leader writes; None: each rank keeps to its own.
         generations: of a run that goes on without ranks that are gone; None: this one does not.
@@ -59,8 +62,9 @@ class TrainerRank:
         late_plan: Plan | None = None,
         checkpoints: RemoteCheckpoints | None = None,
         goes_on: bool = False,
+        trial: SearchedTrial | None = None,
     ) -> None:
-        self.env, self.group, self.is_stationary = env, group, is_stationary
+        self.env, self.group, self.is_stationary, self.trial = env, group, is_stationary, trial
         self._checkpoints = checkpoints
         self.work = ImageShares(env, group, shares, is_stationary=is_stationary, late_plan=late_plan, goes_on=goes_on)
         self.folder: Path | None = None
@@ -77,6 +81,11 @@ class TrainerRank:
     def leads(self) -> bool:
         """Whether this rank speaks for all: shows the run, writes its files and runs its callbacks."""
         return self.group.is_leader and not self._is_outside
+
+    @property
+    def may_have_others(self) -> bool:
+        """Whether other ranks take part, or may take part later in this training or trial."""
+        return not self.group.is_alone or self.trial is not None
 
     @property
     def _has_others(self) -> bool:
@@ -146,7 +155,9 @@ class TrainerRank:
         self.generations = Generations(self.env, self.group, self.work, trainer, is_late=self.is_late)
 
     def take_part(self, trainer: Any) -> None:
-        """Be a rank of a run that goes on without ranks that are gone, if it is one; `trainer` has its model."""
+        """Begin where the run is: `trainer` has its model. A run that goes on without lost ranks has generations."""
+        if self.trial is not None:
+            self.trial.restore(trainer)
         if self.generations is None:
             return
         trainer.epoch = trainer.start_epoch

@@ -1,0 +1,93 @@
+"""A trial of a search, as its ranks see it: the end of every epoch is reported, and the search says whether to go on.
+
+    <folder of the trial>/checkpoints/trainer.state   after every epoch: all that decides the epochs that come
+    <folder of the trial>/checkpoints/results.csv     the lines of Ultralytics as they were then
+    <folder of the trial>/metrics.json                of the epoch with the best weights
+
+The score of an epoch is the best fitness so far: that of best.pt. A trial that goes on from its state, also on other
+nodes, comes to the weights of one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from evener.frontends.yolo.generations import encode_state, restore_state
+from evener.records.atomic import atomic_write
+from evener.records.errors import Interrupted
+from evener.records.history import History
+from evener.records.record import Epoch, finite_validation
+
+FITNESS = "fitness"
+METRICS_FILE = "metrics.json"
+STATE_FILE = "trainer.state"
+_RESULTS = "results.csv"
+
+
+class SearchedTrial:
+    """A trial of a search; every rank has one.
+
+    Args:
+        state: file of the state after the last epoch; it need not exist yet.
+    """
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+
+    def restore(self, trainer: Any) -> None:
+        """Let `trainer`, which is set up, go on after the last epoch of the trial, if there was one."""
+        if not self._state.exists():
+            return
+        head = restore_state(trainer, self._state.read_bytes())
+        model, session = trainer.model, trainer.trainer_rank.work.session
+        model.gradients.forget()
+        model.done = head.batch
+        trainer.start_epoch, trainer.scheduler.last_epoch = head.epoch + 1, head.epoch
+        session.start(head.batch + 1)
+        results = self._state.with_name(_RESULTS)
+        if trainer.trainer_rank.leads and results.exists():
+            atomic_write(trainer.csv, results.read_bytes())  # Ultralytics has removed it
+
+    def end_epoch(self, trainer: Any) -> None:
+        """Keep the state after an epoch and report its score; all ranks call this.
+
+        An epoch after which Ultralytics stops early counts as the last one.
+
+        Raises:
+            Interrupted: the search ends the trial, or moves it to other nodes.
+        """
+        rank = trainer.trainer_rank
+        is_last = bool(trainer.stop) or trainer.epoch + 1 >= trainer.epochs
+        said = b""
+        if rank.leads:
+            said = b"over" if self._report(trainer, is_last=is_last) else b""
+        if rank.group.broadcast(said) and not is_last:
+            raise Interrupted(f"the search ended this trial after epoch {trainer.epoch + 1}")
+
+    def _report(self, trainer: Any, *, is_last: bool) -> bool:
+        """Write state and metrics, and report the epoch; return whether the trial is over."""
+        session, steps = trainer.trainer_rank.work.session, len(trainer.train_loader)
+        atomic_write(self._state, encode_state(trainer, (trainer.epoch + 1) * steps, 0, History()))
+        if trainer.csv.exists():
+            atomic_write(self._state.with_name(_RESULTS), trainer.csv.read_bytes())
+        best = float(trainer.best_fitness or 0.0)
+        if float(trainer.fitness or 0.0) >= best:
+            metrics = {name: float(value) for name, value in (trainer.metrics or {}).items()}
+            file = self._state.parents[1] / METRICS_FILE
+            atomic_write(file, msgspec.json.encode({**metrics, FITNESS: float(trainer.fitness or 0.0)}))
+        epoch = trainer.epochs - 1 if is_last else trainer.epoch
+        step = (epoch + 1) * steps
+        validation = finite_validation(
+            trainer.trainer_rank.env.node.name,
+            step=step,
+            epoch=epoch,
+            loss=0.0,
+            accuracy=None,
+            seconds=0.0,
+            metrics={FITNESS: best},
+        )
+        end = Epoch(step=step, epoch=epoch, loss=session.history.last_loss(), validation=validation)
+        return bool(trainer.trainer_rank.env.is_over(end))
