@@ -1,12 +1,13 @@
 """A search over local nodes of 1 : 0.5 : 0.25: how near to the ideal it ends, what a trial costs, what it finds.
 
-    python benchmarks/tune.py [--parts makespan,joining,overhead,same,thin] [--trials 50,12] [--seconds 16]
+    python benchmarks/tune.py [--parts makespan,joining,overhead,same,thin,yolo] [--trials 50,12] [--seconds 16]
                               [--data MNIST] [--json]
 
 The ideal is all work divided by the summed speed. A step idles for as long as it would take a node of its speed, so
 that three of them fit two cores, also beside strangers. PyTorch is loaded before the clock starts. `overhead` is a
 search whose trials are one step each: all its seconds are overhead. `same` compares the trials of a pruned search on
-one node and on three. `thin` searches the task `nfnn` with every process bound to one core and 1 GB of address space.
+one node and on three. `yolo` searches for settings of a classifier of Ultralytics, whose batches idle in the same way.
+`thin` searches the task `nfnn` with every process bound to one core and 1 GB of address space.
 """
 
 from __future__ import annotations
@@ -19,13 +20,18 @@ import sys
 import tempfile
 import time
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
 from results import Results, open_results, parser_of
+from tune_task import Sleeper
 
 from evener.launch.processes import RANK_MODULES
-from evener.search.command import tune
+from evener.launch.rank_environment import RankEnvironment
+from evener.search.command import search_for, tune
 from evener.search.options import TuneConfig
 
 TASK = str(Path(__file__).with_name("tune_task.py"))
@@ -96,6 +102,60 @@ def same(results: Results, folder: Path, trials: int) -> None:
     )
 
 
+def yolo(results: Results, folder: Path, trials: int, seconds_a_trial: float) -> None:
+    from evener.frontends.yolo.tuning import yolo_subject
+
+    generator = np.random.default_rng(0)
+    for number in range(STEPS * 8):
+        for split in ("train", "val"):
+            place = folder / "images" / split / ("dark", "light")[number % 2]
+            place.mkdir(parents=True, exist_ok=True)
+            pixels = generator.integers(0, 120 + 120 * (number % 2), (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(place / f"{number}.png")
+    config = TuneConfig(
+        task="yolov8n-cls.yaml",
+        data=folder / "images",
+        vary=("lr0=1e-3..1e-1:log",),
+        trials=trials,
+        epochs=EPOCHS,
+        batch_size=8,
+        prune="none",
+        local_nodes=NODES,
+        option={"imgsz": "32", "workers": "0", "plots": "False"},
+        output=folder / "yolo",
+    )
+    rank = partial(idling_yolo_rank, seconds_a_trial / EPOCHS / STEPS / 8)
+    begun = time.perf_counter()
+    with redirect_stdout(sys.stderr):
+        found = search_for(config, partial(yolo_subject, program=rank), as_json=False)
+    seconds, ideal = time.perf_counter() - begun, trials * seconds_a_trial / sum(SPEEDS)
+    assert [one.outcome for one in found.trials] == ["complete"] * trials
+    results.add(
+        "{trials:3} equal trials of a YOLO classifier: {seconds:6.1f} s, {share:.1%} of the ideal",
+        trials=trials,
+        seconds=seconds,
+        ideal=ideal,
+        share=ideal / seconds,
+        seconds_a_trial=seconds_a_trial,
+        nodes_a_trial=[one.nodes for one in found.trials],
+    )
+
+
+def idling_yolo_rank(seconds_an_image: float, env: RankEnvironment, config: Any) -> None:
+    """A rank of a trial whose images also take so many seconds of idling, by the speed of its node."""
+    from evener.frontends.yolo import trainer, tuning
+
+    compute, sleep = trainer.DistributedModel._outputs, Sleeper()
+
+    def idle(model: Any, batch: Any, is_counted: bool) -> Any:
+        images = len(model._trainer.train_loader.part.indices)
+        sleep(images * seconds_an_image / env.node.speed_at(0))
+        return compute(model, batch, is_counted)
+
+    trainer.DistributedModel._outputs = idle  # type: ignore[method-assign]
+    tuning.trial_rank(env, config)
+
+
 def thin(results: Results, folder: Path, data: Path) -> None:
     words: tuple[str, ...] = (
         "tune",
@@ -148,11 +208,14 @@ def main() -> None:
         folder = Path(name)
         if "thin" in parts:
             thin(results, folder, words.data)
-        load_pytorch()
+        if parts != ["yolo"]:
+            load_pytorch()
         for trials in map(int, words.trials.split(",")):
             for joins in (False, True):
                 if ("joining" if joins else "makespan") in parts:
                     makespan(results, folder, trials, words.seconds, joins=joins)
+        if "yolo" in parts:
+            yolo(results, folder, int(words.trials.split(",")[0]), words.seconds)
         if "overhead" in parts:
             overhead(results, folder, 20)
         if "same" in parts:

@@ -15,9 +15,10 @@ pytestmark = needs_ultralytics
 
 ROOM = Path(__file__).parents[3] / "src" / "evener" / "frontends" / "yolo"
 IMPORTED = {
-    "ultralytics.cfg": ["get_cfg", "get_save_dir", "smart_value"],
+    "ultralytics.cfg": ["CFG_INT_KEYS", "get_cfg", "get_save_dir", "smart_value"],
     "ultralytics.engine.model": ["Model"],
     "ultralytics.engine.trainer": ["BaseTrainer"],
+    "ultralytics.engine.tuner": ["Tuner"],
     "ultralytics.engine.validator": ["BaseValidator"],
     "ultralytics.models.yolo.classify.train": ["ClassificationTrainer"],
     "ultralytics.models.yolo.classify.val": ["ClassificationValidator"],
@@ -29,7 +30,9 @@ IMPORTED = {
     "ultralytics.nn": ["tasks"],
     "ultralytics.nn.tasks": ["load_checkpoint"],
     "ultralytics.utils": ["RANK"],
+    "ultralytics.utils.callbacks.base": ["get_default_callbacks"],
     "ultralytics.utils.loss": ["E2EDetectLoss", "E2ELoss", "v8ClassificationLoss", "v8DetectionLoss"],
+    "ultralytics.utils.plotting": ["plot_tune_results"],
     "ultralytics.utils.torch_utils": ["parse_device", "unwrap_model"],
 }
 """By module: names that are imported."""
@@ -60,6 +63,7 @@ METHODS = {
         "train": ["self"],
         "validate": ["self"],
     },
+    "ultralytics.engine.tuner:Tuner": {"__init__": ["self", "args", "_callbacks", "model"]},
     "ultralytics.engine.validator:BaseValidator": {
         "gather_stats": ["self"],
         "init_metrics": ["self", "model"],
@@ -82,6 +86,7 @@ METHODS = {
 WORDS = {
     "ultralytics.engine.model": [
         "self.ckpt = {}", "self.ckpt_path", "self.predictor = None", "self.metrics = ", '"train_metrics"',
+        'kwargs.setdefault("optimizer", "AdamW")',
         "_callbacks=self.callbacks", 'if not args.get("resume") and self.ckpt:',
     ],
     "ultralytics.engine.trainer": [
@@ -93,7 +98,12 @@ WORDS = {
         "max_norm=10.0",
         "last_opt_step = -1", "if ni - last_opt_step >= self.accumulate", "np.interp(ni, xi, [1, acc0]).round()",
         "on_train_batch_start", "on_train_batch_end", "on_train_epoch_end", "criterion", "self.ema.ema", "self.last",
+        "self.csv.unlink()", "self.fitness",
         '"epoch": self.epoch', "self.last.write_bytes", "self.best.write_bytes",
+    ],
+    "ultralytics.engine.tuner": [
+        "self.space = ", "self.tune_dir = ", '"tune_results.ndjson"', '"best_hyperparameters.yaml"', '"iteration"',
+        '"fitness"', '"hyperparameters"', '"datasets"', '"save_dirs"', '"weights"',
     ],
     "ultralytics.utils.callbacks.base": ['if "Trainer" in instance.__class__.__name__'],
     "ultralytics.utils.callbacks.tensorboard": ["on_pretrain_routine_start", "on_train_start"],

@@ -125,7 +125,7 @@ PROGRAM = """
 import sys
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.ranks import run_local
-from evener.frontends.yolo.command import _shown, without
+from evener.frontends.yolo.command import _folder_of, _shown, without
 from evener.frontends.yolo.rank import yolo_rank
 from evener.frontends.yolo.overrides import YoloConfig
 
@@ -133,7 +133,8 @@ def perform(config, show):
     run_local(yolo_rank, parse_local_nodes("1,1,1"), config, patience=5, on_event=show, without=without)
 
 if __name__ == "__main__":
-    _shown(YoloConfig(overrides=tuple(sys.argv[1:]), shares="3,2,1", to_stderr=True), perform)
+    config = YoloConfig(overrides=tuple(sys.argv[1:]), shares="3,2,1", to_stderr=True)
+    _shown(config, _folder_of(config), perform)
 """
 """As GPUs are started, whose collectives cannot be left."""
 

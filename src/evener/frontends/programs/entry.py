@@ -94,6 +94,11 @@ def take_environment() -> tuple[RankEnvironment, ScriptConfig] | None:
     return _taken[0]
 
 
+def is_rank() -> bool:
+    """Return whether `evener run` started this program as a rank, which may join its nodes or has done so."""
+    return bool(_waiting) or has_joined()
+
+
 def has_joined() -> bool:
     """Return whether the program of this process has joined the nodes, by `join` or by a front end of its own."""
     return bool(_runs or _taken)

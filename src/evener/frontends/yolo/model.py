@@ -22,7 +22,7 @@ from torch import nn
 from evener.commands.pickled import pickled
 from evener.commands.train import choose_nodes, is_torchrun
 from evener.config.options import PATIENCE, NodesConfig
-from evener.frontends.programs.entry import take_environment
+from evener.frontends.programs.entry import is_rank, take_environment
 from evener.frontends.programs.options import ScriptConfig
 from evener.frontends.yolo.command import as_rank, on_local_nodes, require_loadable
 from evener.frontends.yolo.overrides import TASKS, YoloConfig, checkpoint_of, read_overrides
@@ -195,6 +195,8 @@ class YOLO(PlainYOLO):
             InvalidInput: a setting is unknown, or does not go with a search.
             EvenerError: every trial fails with the same error.
         """
+        if is_rank() or "RANK" in os.environ:
+            raise InvalidInput("tune starts its trials itself: run the script with python, not as ranks of a launcher")
         places = NodesConfig(local_nodes=_speeds(nodes), devices=devices, memory=memory, patience=node_patience)
         if nodes is None and (use_ray or len(choose_nodes(places)) == 1):
             return super().tune(use_ray, iterations, *arguments, **settings)

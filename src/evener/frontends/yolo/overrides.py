@@ -132,6 +132,8 @@ def read_overrides(overrides: tuple[str, ...]) -> dict[str, str]:
             settings["task"] = word
         elif word == "resume":
             settings["resume"] = "True"
+        elif word == "tune":
+            raise InvalidInput("searches have a command of their own: evener tune yolov8n.pt --data coco8.yaml")
         elif word != "train":
             raise InvalidInput(f"{word!r} is neither train, nor one of {', '.join(TASKS)}, nor key=value")
     _refuse(settings)

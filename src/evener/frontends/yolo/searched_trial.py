@@ -10,12 +10,14 @@ nodes, comes to the weights of one that was never interrupted.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from evener.frontends.yolo.generations import encode_state, restore_state
+from evener.frontends.yolo.overrides import YoloConfig
 from evener.records.atomic import atomic_write
 from evener.records.errors import Interrupted
 from evener.records.history import History
@@ -25,6 +27,29 @@ FITNESS = "fitness"
 METRICS_FILE = "metrics.json"
 STATE_FILE = "trainer.state"
 _RESULTS = "results.csv"
+
+
+class TrialConfig(NamedTuple):
+    """The configuration of a trial's run.
+
+    Attributes:
+        training: options of the training.
+        state: file of its state.
+        samples: of a batch, by node, if several nodes share the trial; a node that is not named has none.
+        patience: seconds of silence after which a node counts as lost.
+    """
+
+    training: YoloConfig
+    state: Path
+    samples: Mapping[str, int]
+    patience: float
+
+    def among(self, nodes: Sequence[str]) -> TrialConfig:
+        """Return this configuration for the ranks of these nodes."""
+        if not self.samples:
+            return self
+        shares = ",".join(str(self.samples.get(name, 0)) for name in nodes)
+        return self._replace(training=msgspec.structs.replace(self.training, shares=shares))
 
 
 class SearchedTrial:

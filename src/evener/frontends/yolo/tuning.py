@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import yaml
@@ -29,7 +29,8 @@ from evener.config.run_config import RunConfig
 from evener.frontends.yolo.command import require_loadable
 from evener.frontends.yolo.overrides import YoloConfig, is_automatic, read_overrides, yolo_config
 from evener.frontends.yolo.rank import alone, yolo_rank
-from evener.frontends.yolo.searched_trial import FITNESS, METRICS_FILE, STATE_FILE, SearchedTrial
+from evener.frontends.yolo.searched_trial import FITNESS, METRICS_FILE, STATE_FILE, SearchedTrial, TrialConfig
+from evener.launch.nodes import NodeSpec
 from evener.launch.processes import RANK_MODULES, LocalProcesses
 from evener.launch.rank_environment import RankEnvironment, RankFunction
 from evener.records.atomic import atomic_write, remove_drafts
@@ -74,20 +75,6 @@ _RESULTS = "tune_results.ndjson"
 _BEST = "best_hyperparameters.yaml"
 Space = Mapping[str, Sequence[Any]]
 """Ranges (low, high) or (low, high, gain) by setting, as Ultralytics takes them, or choices as text."""
-
-
-class TrialConfig(NamedTuple):
-    """The configuration of a trial's run.
-
-    Attributes:
-        training: options of the training.
-        state: file of its state.
-        patience: seconds of silence after which a node counts as lost.
-    """
-
-    training: YoloConfig
-    state: Path
-    patience: float
 
 
 def trial_rank(env: RankEnvironment, config: TrialConfig) -> None:
@@ -281,14 +268,13 @@ def _score_of(epoch: Epoch) -> float:
 
 def _trial_config(config: TuneConfig, trial: SearchTrial, folder: TrialFolder, plan: Plan | None) -> TrialConfig:
     overrides = _overrides(config, trial.values)
-    nodes = "measured" if plan is None else ",".join(str(one.samples) for one in plan.assignments)
+    samples = {} if plan is None else {one.node: one.samples for one in plan.assignments}
     training = YoloConfig(
         overrides=(*overrides, f"save_dir={folder.folder}", "exist_ok=True"),
-        shares=nodes,
         elastic=False,
         patience=config.patience,
     )
-    return TrialConfig(training, folder.checkpoints / STATE_FILE, config.patience)
+    return TrialConfig(training, folder.checkpoints / STATE_FILE, samples, config.patience)
 
 
 @contextmanager
@@ -301,6 +287,11 @@ def _open_runner(config: TuneConfig, program: RankFunction, _folder: Path, _noti
 
 class _YoloTrial(TorchTrial):
     """The ranks of a trial of Ultralytics, which stop where an epoch ends."""
+
+    def __init__(
+        self, processes: LocalProcesses, nodes: Sequence[NodeSpec], config: TrialConfig, program: RankFunction
+    ) -> None:
+        super().__init__(processes, nodes, config.among([node.name for node in nodes]), program)
 
     def stop(self) -> None:
         """Do nothing: the answer to the end of the epoch stops the ranks, so that no batch is computed twice."""
