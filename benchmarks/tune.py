@@ -6,7 +6,8 @@
 The ideal is all work divided by the summed speed. A step idles for as long as it would take a node of its speed, so
 that three of them fit two cores, also beside strangers. PyTorch is loaded before the clock starts. `overhead` is a
 search whose trials are one step each: all its seconds are overhead. `same` compares the trials of a pruned search on
-one node and on three. `yolo` searches for settings of a classifier of Ultralytics, whose batches idle in the same way.
+one node and on three. `yolo` searches for settings of a classifier of Ultralytics, whose batches idle in the same way;
+a trial is computing, too, so its ideal is that of nodes as fast as each is with a trial alone, measured just before.
 `thin` searches the task `nfnn` with every process bound to one core and 1 GB of address space.
 """
 
@@ -112,31 +113,39 @@ def yolo(results: Results, folder: Path, trials: int, seconds_a_trial: float) ->
             place.mkdir(parents=True, exist_ok=True)
             pixels = generator.integers(0, 120 + 120 * (number % 2), (32, 32, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(place / f"{number}.png")
-    config = TuneConfig(
-        task="yolov8n-cls.yaml",
-        data=folder / "images",
-        vary=("lr0=1e-3..1e-1:log",),
-        trials=trials,
-        epochs=EPOCHS,
-        batch_size=8,
-        prune="none",
-        local_nodes=NODES,
-        option={"imgsz": "32", "workers": "0", "plots": "False"},
-        output=folder / "yolo",
-    )
     rank = partial(idling_yolo_rank, seconds_a_trial / EPOCHS / STEPS / 8)
-    begun = time.perf_counter()
-    with redirect_stdout(sys.stderr):
-        found = search_for(config, partial(yolo_subject, program=rank), as_json=False)
-    seconds, ideal = time.perf_counter() - begun, trials * seconds_a_trial / sum(SPEEDS)
-    assert [one.outcome for one in found.trials] == ["complete"] * trials
+
+    def seconds_of(name: str, trials: int, nodes: str) -> tuple[float, Any]:
+        config = TuneConfig(
+            task="yolov8n-cls.yaml",
+            data=folder / "images",
+            vary=("lr0=1e-3..1e-1:log",),
+            trials=trials,
+            epochs=EPOCHS,
+            batch_size=8,
+            prune="none",
+            local_nodes=nodes,
+            option={"imgsz": "32", "workers": "0", "plots": "False"},
+            output=folder / name,
+        )
+        begun = time.perf_counter()
+        with redirect_stdout(sys.stderr):
+            found = search_for(config, partial(yolo_subject, program=rank), as_json=False)
+        assert [one.outcome for one in found.trials] == ["complete"] * trials
+        return time.perf_counter() - begun, found
+
+    seconds_of("first", 1, "1")  # loads what all processes share
+    alone = [seconds_of(f"alone-{speed}", 1, str(speed))[1].trials[0].seconds for speed in SPEEDS]
+    seconds, found = seconds_of("search", trials, NODES)
+    ideal = trials / sum(1 / one for one in alone)
     results.add(
         "{trials:3} equal trials of a YOLO classifier: {seconds:6.1f} s, {share:.1%} of the ideal",
         trials=trials,
         seconds=seconds,
         ideal=ideal,
         share=ideal / seconds,
-        seconds_a_trial=seconds_a_trial,
+        share_by_speed=trials * alone[0] / sum(SPEEDS) / seconds,
+        alone=alone,
         nodes_a_trial=[one.nodes for one in found.trials],
     )
 
@@ -152,7 +161,7 @@ def idling_yolo_rank(seconds_an_image: float, env: RankEnvironment, config: Any)
         sleep(images * seconds_an_image / env.node.speed_at(0))
         return compute(model, batch, is_counted)
 
-    trainer.DistributedModel._outputs = idle  # type: ignore[method-assign]
+    trainer.DistributedModel._outputs = idle  # type: ignore[assignment,method-assign]
     tuning.trial_rank(env, config)
 
 

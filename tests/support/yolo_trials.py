@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, save
+from torch import nn
 
 from evener.frontends.yolo.overrides import YoloConfig
 from evener.frontends.yolo.searched_trial import SearchedTrial, TrialConfig
@@ -15,9 +18,15 @@ from evener.launch.processes import LocalProcesses
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import EvenerError
 from evener.records.events import decode_events
-from evener.records.record import Epoch
+from evener.records.record import Epoch, Step
 from evener.search.torch_trial import TorchTrial
 from support.yolo_trainers import exact
+
+_FINAL = "final.safetensors"
+
+
+def _named(prefix: str, module: nn.Module) -> dict[str, torch.Tensor]:
+    return {f"{prefix}{name}": tensor.clone() for name, tensor in module.state_dict().items()}
 
 
 def exact_trial_rank(env: RankEnvironment, config: TrialConfig) -> None:
@@ -29,7 +38,15 @@ def exact_trial_rank(env: RankEnvironment, config: TrialConfig) -> None:
     def read(training: YoloConfig) -> YoloTraining:
         described = read_training(training.overrides)
         torch.set_default_dtype(torch.float64)
-        return described._replace(trainer=exact(described.model._smart_load("trainer"), 0.0, env.rank))
+        base: Any = exact(described.model._smart_load("trainer"), 0.0, env.rank)
+
+        class Kept(base):  # type: ignore[misc]
+            def final_eval(self) -> None:
+                if self.trainer_rank.leads:
+                    found = {**_named("model.", self.model.module), **_named("average.", self.ema.ema)}
+                    (Path(self.save_dir) / _FINAL).write_bytes(save(found))
+
+        return described._replace(trainer=Kept)
 
     with quiet_ultralytics():
         yolo_rank(env, config.training, read=read, trial=SearchedTrial(config.state))
@@ -48,9 +65,18 @@ class Attempts:
         (folder / "checkpoints").mkdir(parents=True)
 
     def run(
-        self, nodes: Sequence[NodeSpec], *, until: int | None = None, shares: Sequence[int] = ()
+        self,
+        nodes: Sequence[NodeSpec],
+        *,
+        until: int | None = None,
+        step: int | None = None,
+        shares: Sequence[int] = (),
     ) -> list[EvenerError | None]:
-        """Go on to the end, or until the end of an epoch, from 0, with shares of a batch; the errors of the ranks."""
+        """Go on to the end, or until the end of an epoch, from 0, or to be stopped once this step is reported.
+
+        Returns:
+            The errors of the ranks.
+        """
         overrides = ("train", *self._settings, f"save_dir={self._folder}", "exist_ok=True")
         training = YoloConfig(overrides=overrides, elastic=False)
         samples = {node.name: share for node, share in zip(nodes, shares, strict=False) if share}
@@ -59,6 +85,8 @@ class Attempts:
         while not all(one.has_ended and one.is_drained for one in trial.processes):
             for _, data in self._processes.receive(0.2):
                 for event in decode_events(data):
+                    if isinstance(event, Step) and event.step == step:
+                        trial.stop()
                     if isinstance(event, Epoch):
                         self.losses[event.epoch] = event.loss
                         trial.answer(event, event.epoch == until)
@@ -66,10 +94,15 @@ class Attempts:
         trial.close()
         return errors
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Weights, averages and the optimizer after the last epoch."""
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Weights and averages at the end of the trial."""
+        return load((self._folder / _FINAL).read_bytes())
+
+    def batch(self) -> int:
+        """The last batch of the state that was kept, from 1."""
         data = (self._folder / "checkpoints" / "trainer.state").read_bytes()
-        return load(data[8 + int.from_bytes(data[:8], "little") :])
+        length = int.from_bytes(data[:8], "little")
+        return int(msgspec.msgpack.decode(data[8 : 8 + length])["batch"])
 
     def lines(self) -> list[str]:
         """First columns of the file of results."""

@@ -206,13 +206,34 @@ def test_moved_trial_comes_to_the_weights_of_an_uninterrupted_one(
     assert isinstance(shared.run([slow], until=0)[0], Interrupted)
     assert all(isinstance(one, Interrupted) for one in shared.run([slow, idle, fast], until=1, shares=[3, 0, 5]))
     assert shared.run([fast]) == [None]
-    wanted = whole.tensors()
+    wanted = whole.weights()
     for attempts, tolerance in ((moved, 0.0), (shared, 1e-9)):
         assert attempts.losses == pytest.approx(whole.losses, rel=max(tolerance, 1e-12))
         assert attempts.lines() == whole.lines()
-        found = attempts.tensors()
+        found = attempts.weights()
         assert found.keys() == wanted.keys()
         assert off(found, wanted) <= tolerance
+
+
+@pytest.mark.parametrize("accumulated", ["nbs=4", "nbs=12"], ids=["every batch a step", "three batches a step"])
+def test_trial_that_is_stopped_within_an_epoch_goes_on_from_its_batch(
+    processes: LocalProcesses, tmp_path: Path, accumulated: str
+) -> None:
+    data = draw_detection(tmp_path / "data", count=40)
+    chosen = {**SETTINGS, "model": "yolov8n.yaml", "data": data, "workers": 0, "plots": False, "epochs": 2, "batch": 4}
+    settings = [*(f"{name}={value}" for name, value in chosen.items()), accumulated, "lr0=1e-4"]
+    fast, slow = parse_local_nodes("1,0.5")
+    whole, moved = (Attempts(processes, settings, tmp_path / name) for name in ("whole", "moved"))
+    assert whole.run([fast]) == [None]
+    assert isinstance(moved.run([slow], step=2)[0], Interrupted)
+    assert moved.losses == {}
+    stopped_after = moved.batch()
+    assert 2 < stopped_after < 10
+    assert all(isinstance(error, Interrupted) for error in moved.run([slow, fast], step=13, shares=[1, 3]))
+    assert 13 < moved.batch() < 20
+    assert moved.run([fast]) == [None]
+    assert moved.lines() == whole.lines()
+    assert off(moved.weights(), whole.weights()) <= 1e-9
 
 
 @pytest.mark.parametrize(

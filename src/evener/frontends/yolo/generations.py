@@ -145,6 +145,25 @@ def restore_state(trainer: Any, data: bytes | bytearray) -> TrainerState:
     return head
 
 
+def take_state(trainer: Any, data: bytes | bytearray, device: torch.device, *, is_new: bool) -> TrainerState:
+    """Bring `trainer` to a state, as if it had computed its batches; return the rest of the state.
+
+    Args:
+        trainer: of Ultralytics, which has its model.
+        data: that `encode_state` made.
+        device: of the losses.
+        is_new: whether its loop goes through the epoch of the state from the beginning, without computing.
+    """
+    state = restore_state(trainer, data)
+    model = trainer.model
+    model.gradients.forget()
+    model.done = state.batch
+    losses = state.mean_losses or state.losses if is_new else state.losses
+    parts = {name: torch.tensor(value, device=device) for name, value in losses.items()}
+    model.told = torch.stack([*parts.values()] or [torch.zeros(())]), parts
+    return state
+
+
 def _floats(losses: Mapping[str, Tensor] | None) -> dict[str, float] | None:
     return None if losses is None else {name: float(value) for name, value in losses.items()}
 
@@ -355,17 +374,12 @@ class Generations:
 
     def _restore(self, data: bytes | bytearray, *, is_new: bool) -> None:
         """Bring the trainer to a state; the loop of one that `is_new` begins with the epoch of it."""
-        trainer, model = self.trainer, self.trainer.model
-        state = restore_state(trainer, data)
-        model.gradients.forget()
-        self.batch = model.done = state.batch
-        losses = state.mean_losses or state.losses if is_new else state.losses
-        parts = {name: torch.tensor(value, device=self._group.device) for name, value in losses.items()}
-        model.told = torch.stack([*parts.values()] or [torch.zeros(())]), parts
+        state = take_state(self.trainer, data, self._group.device, is_new=is_new)
+        self.batch = state.batch
         self._work.session.monitor.history = state.history
         if is_new:
-            trainer.start_epoch, self._first_epoch = state.epoch, state.first_epoch
-            trainer.scheduler.last_epoch = state.epoch - 1
+            self.trainer.start_epoch, self._first_epoch = state.epoch, state.first_epoch
+            self.trainer.scheduler.last_epoch = state.epoch - 1
 
     def _go_on_from(self, data: bytes) -> None:
         """Begin with the state of a checkpoint."""

@@ -1,22 +1,24 @@
 """A trial of a search, as its ranks see it: the end of every epoch is reported, and the search says whether to go on.
 
-    <folder of the trial>/checkpoints/trainer.state   after every epoch: all that decides the epochs that come
+    <folder of the trial>/checkpoints/trainer.state   all that decides the batches that come
     <folder of the trial>/checkpoints/results.csv     the lines of Ultralytics as they were then
     <folder of the trial>/metrics.json                of the epoch with the best weights
 
-The score of an epoch is the best fitness so far: that of best.pt. A trial that goes on from its state, also on other
+The score of an epoch is the best fitness so far: that of best.pt. The state is written after an epoch, if that takes
+little of the time, and where the trial stops to go on elsewhere. A trial that goes on from its state, also on other
 nodes, comes to the weights of one that was never interrupted.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from evener.frontends.yolo.generations import encode_state, restore_state
+from evener.frontends.yolo.generations import encode_state, take_state
 from evener.frontends.yolo.overrides import YoloConfig
 from evener.records.atomic import atomic_write
 from evener.records.errors import Interrupted
@@ -27,6 +29,8 @@ FITNESS = "fitness"
 METRICS_FILE = "metrics.json"
 STATE_FILE = "trainer.state"
 _RESULTS = "results.csv"
+_LEAST_WORK = 20
+"""Times the seconds that the state takes to be written, that have to be worked before the next."""
 
 
 class TrialConfig(NamedTuple):
@@ -56,28 +60,38 @@ class SearchedTrial:
     """A trial of a search; every rank has one.
 
     Args:
-        state: file of the state after the last epoch; it need not exist yet.
+        state: file of the state from which the trial goes on; it need not exist yet.
     """
 
     def __init__(self, state: Path) -> None:
         self._state = state
+        self._kept_at, self._took = 0.0, 0.0
 
     def restore(self, trainer: Any) -> None:
-        """Let `trainer`, which is set up, go on after the last epoch of the trial, if there was one."""
+        """Let `trainer`, which is set up, go on from the state of the trial, if there is one."""
         if not self._state.exists():
             return
-        head = restore_state(trainer, self._state.read_bytes())
-        model, session = trainer.model, trainer.trainer_rank.work.session
-        model.gradients.forget()
-        model.done = head.batch
-        trainer.start_epoch, trainer.scheduler.last_epoch = head.epoch + 1, head.epoch
-        session.start(head.batch + 1)
+        rank = trainer.trainer_rank
+        head = take_state(trainer, self._state.read_bytes(), rank.group.device, is_new=True)
+        trainer.start_epoch, trainer.scheduler.last_epoch = head.first_epoch, head.first_epoch - 1
+        rank.work.session.start(head.batch + 1)
         results = self._state.with_name(_RESULTS)
-        if trainer.trainer_rank.leads and results.exists():
+        if rank.leads and results.exists():
             atomic_write(trainer.csv, results.read_bytes())  # Ultralytics has removed it
 
+    def stop(self, trainer: Any, batch: int) -> bool:
+        """Keep the state after `batch`, from 1, within an epoch; all ranks call this.
+
+        Return whether the ranks may stop: not while they have gradients that were not added up yet.
+        """
+        if not trainer.model.gradients.is_complete:
+            return False
+        if trainer.trainer_rank.leads:
+            self._keep(trainer, batch, next_epoch=trainer.epoch)
+        return True
+
     def end_epoch(self, trainer: Any) -> None:
-        """Keep the state after an epoch and report its score; all ranks call this.
+        """Report the score of an epoch, and keep the state after it if that is due; all ranks call this.
 
         An epoch after which Ultralytics stops early counts as the last one.
 
@@ -87,24 +101,32 @@ class SearchedTrial:
         rank = trainer.trainer_rank
         is_last = bool(trainer.stop) or trainer.epoch + 1 >= trainer.epochs
         said = b""
-        if rank.leads:
-            said = b"over" if self._report(trainer, is_last=is_last) else b""
-        if rank.group.broadcast(said) and not is_last:
+        if rank.leads and not is_last:
+            is_over = self._report(trainer, trainer.epoch)
+            said = b"over" if is_over else b""
+            if is_over or time.monotonic() - self._kept_at >= _LEAST_WORK * self._took:
+                self._keep(trainer, (trainer.epoch + 1) * len(trainer.train_loader), next_epoch=trainer.epoch + 1)
+        elif rank.leads:
+            self._report(trainer, trainer.epochs - 1)
+        if rank.group.broadcast(said):
             raise Interrupted(f"the search ended this trial after epoch {trainer.epoch + 1}")
 
-    def _report(self, trainer: Any, *, is_last: bool) -> bool:
-        """Write state and metrics, and report the epoch; return whether the trial is over."""
-        session, steps = trainer.trainer_rank.work.session, len(trainer.train_loader)
-        atomic_write(self._state, encode_state(trainer, (trainer.epoch + 1) * steps, 0, History()))
+    def _keep(self, trainer: Any, batch: int, *, next_epoch: int) -> None:
+        """Write the state after `batch`, with which the loop goes on in `next_epoch`, and the lines of results."""
+        begin = time.monotonic()
         if trainer.csv.exists():
             atomic_write(self._state.with_name(_RESULTS), trainer.csv.read_bytes())
-        best = float(trainer.best_fitness or 0.0)
-        if float(trainer.fitness or 0.0) >= best:
+        atomic_write(self._state, encode_state(trainer, batch, next_epoch, History()))
+        self._kept_at = time.monotonic()
+        self._took = self._kept_at - begin
+
+    def _report(self, trainer: Any, epoch: int) -> bool:
+        """Report the end of `epoch`, and write metrics that are the best; return whether the trial is over."""
+        session, step = trainer.trainer_rank.work.session, (epoch + 1) * len(trainer.train_loader)
+        fitness, best = float(trainer.fitness or 0.0), float(trainer.best_fitness or 0.0)
+        if fitness >= best:
             metrics = {name: float(value) for name, value in (trainer.metrics or {}).items()}
-            file = self._state.parents[1] / METRICS_FILE
-            atomic_write(file, msgspec.json.encode({**metrics, FITNESS: float(trainer.fitness or 0.0)}))
-        epoch = trainer.epochs - 1 if is_last else trainer.epoch
-        step = (epoch + 1) * steps
+            atomic_write(self._state.parents[1] / METRICS_FILE, msgspec.json.encode({**metrics, FITNESS: fitness}))
         validation = finite_validation(
             trainer.trainer_rank.env.node.name,
             step=step,

@@ -35,6 +35,7 @@ class StepGradients:
 
     Attributes:
         is_due: whether the optimiser steps after this batch.
+        is_complete: whether the gradients of this batch are, or will be, summed over the ranks.
         last: batch of the training, from 0, after which it stepped last; -1: none.
         summed: gradients that are complete and wait for a step, one a weight; empty if there are none.
     """
@@ -45,7 +46,7 @@ class StepGradients:
         self._sums_every = len(trainer.train_loader) if group.is_elastic or keeps_state else 0
         self._warm_up = trainer._get_warmup_iterations(len(trainer.train_loader))
         self._batches = trainer.accumulate
-        self.last, self.is_due = -1, False
+        self.last, self.is_due, self.is_complete = -1, False, True
         self.summed: list[Tensor | None] = []
         self._keeping = ExitStack()
 
@@ -53,10 +54,10 @@ class StepGradients:
         """Batch `number`, from 0, is computed now; whether `finish` is to follow, or gradients stay on each rank."""
         self._keeping.close()
         self.is_due = number - self.last >= self._batches_of_step(number)
-        completes = self.is_due or (self._sums_every > 0 and (number + 1) % self._sums_every == 0)
-        if not completes:
+        self.is_complete = self.is_due or (self._sums_every > 0 and (number + 1) % self._sums_every == 0)
+        if not self.is_complete:
             self._keeping.enter_context(self._sums.accumulating())
-        return completes
+        return self.is_complete
 
     @torch.no_grad()
     def finish(self, number: int) -> None:

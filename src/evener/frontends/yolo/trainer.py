@@ -222,7 +222,8 @@ class DistributedTrainer(BaseTrainer):
         part = self.train_loader.part
         loss = sum(self.loss_items.values()) / self.trainer_rank.group.size
         result = StepResult(epoch=part.epoch, samples=len(part.indices), total=part.total, loss=loss)
-        if self.trainer_rank.end_batch(part.step, result):
+        trial = self.trainer_rank.trial
+        if self.trainer_rank.end_batch(part.step, result) and (trial is None or trial.stop(self, part.step)):
             raise Interrupted(f"stopped in epoch {self.epoch + 1} as asked{self.trainer_rank.leave(self)}")
 
     def _done(self) -> int:

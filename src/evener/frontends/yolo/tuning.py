@@ -282,19 +282,13 @@ def _open_runner(config: TuneConfig, program: RankFunction, _folder: Path, _noti
     """Yield the runner of the trials, whose nodes are its own until the block ends."""
     nodes = choose_nodes(config)
     with LocalProcesses(_PRELOADED) as processes:
-        yield LocalRunner(processes, partial(_YoloTrial, program=program), nodes)
+        yield LocalRunner(processes, partial(_open_trial, program), nodes)
 
 
-class _YoloTrial(TorchTrial):
-    """The ranks of a trial of Ultralytics, which stop where an epoch ends."""
-
-    def __init__(
-        self, processes: LocalProcesses, nodes: Sequence[NodeSpec], config: TrialConfig, program: RankFunction
-    ) -> None:
-        super().__init__(processes, nodes, config.among([node.name for node in nodes]), program)
-
-    def stop(self) -> None:
-        """Do nothing: the answer to the end of the epoch stops the ranks, so that no batch is computed twice."""
+def _open_trial(
+    program: RankFunction, processes: LocalProcesses, nodes: Sequence[NodeSpec], config: TrialConfig
+) -> TorchTrial:
+    return TorchTrial(processes, nodes, config.among([node.name for node in nodes]), program)
 
 
 class _TrialFolder(TrialFolder):
