@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -115,7 +116,7 @@ def tune(config: TuneConfig, as_json: bool) -> None:
         if config.output is not None:
             require_study(config.output, resume=config.resume)
         require_ultralytics()
-        with loading(as_json):
+        with loading(as_json), redirect_stdout(sys.stderr):  # on which Ultralytics speaks from then on
             from evener.frontends.yolo import tuning
 
         tuning.tune(config, as_json=as_json)

@@ -28,7 +28,7 @@ TRAIN: Panels = {
 }  # fmt: skip
 TUNE: Panels = {
     "What is tried": ("trials", "vary", "metric", "prune", "sampler", "ahead", "hours"),
-    "What a trial trains": ("data", "option", "batch_size", "epochs", "precision", "seed", "thin"),
+    "What a trial trains": ("data", "option", "batch_size", "epochs", "precision", "seed", "thin", "trusted_only"),
     "On which nodes": ("local_nodes", "devices", "memory", "patience", "preflight", "join"),
     "What is written, read and shown": ("output", "resume", "dashboard"),
 }

@@ -18,6 +18,7 @@ from evener.config.options import (
     NodesConfig,
     TaskOptions,
     TokenFile,
+    TrustedOnly,
     refuse_two_tokens,
 )
 from evener.config.run_config import YOLO_SUFFIXES
@@ -81,6 +82,7 @@ class TuneConfig(NodesConfig, frozen=True, kw_only=True):
     output: Annotated[Path | None, Meta(description="Folder of the study; runs/tune-TASK-TIME by default.")] = None
     resume: Annotated[bool, Meta(description="Resume the study in --output.")] = False
     dashboard: Dashboard = None
+    trusted_only: TrustedOnly = False
     usual: str = ""
     started: float = field(default_factory=time.time)
 
@@ -98,6 +100,10 @@ class TuneConfig(NodesConfig, frozen=True, kw_only=True):
             raise InvalidInput("--master and --agreement use a master's nodes: remove --local-nodes and --devices")
         if self.ship_data and not (self.is_on_master and self.data):
             raise InvalidInput("--ship-data sends --data to a master's nodes: add --data, and --master or --agreement")
+        if self.trusted_only and not self.is_yolo:
+            raise InvalidInput(
+                "--trusted-only belongs to a model of Ultralytics: the file of any other task is a program"
+            )
         suggest_varied([parse_varied(text) for text in self.vary])
 
     def _choices(self) -> list[tuple[str, str, Sequence[str]]]:

@@ -13,10 +13,12 @@ from evener.frontends.yolo.overrides import (
     YoloConfig,
     read_master_overrides,
     read_overrides,
+    require_searchable,
     run_config,
     yolo_config,
 )
 from evener.records.errors import InvalidInput
+from evener.search.options import TuneConfig
 from support.refusals import refused
 
 
@@ -42,6 +44,7 @@ def test_resume_arguments_name_the_checkpoint() -> None:
         (("detect", "train"), "name a model, such as model=yolov8n.pt"),
         (("detekt", "train", "model=a.pt"), "'detekt' is neither train, nor one of detect, segment"),
         (("val", "model=a.pt"), "'val' is neither train"),
+        (("detect", "tune", "model=a.pt"), "evener tune yolov8n.pt"),
         (
             ("train", "model=a.pt", "task=depth"),
             "task must be one of detect, segment, classify, pose, obb, got 'depth'",
@@ -67,6 +70,23 @@ def test_settings_unsupported_on_nodes_are_refused(words: tuple[str, ...], sente
 
 def test_unsupported_settings_at_their_defaults_are_accepted() -> None:
     read_overrides(("train", "mode=train", "model=a.pt", "rect=False", "compile=false", "time=None"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"thin": True}, {"metric": "loss"}, {"precision": "fp64"}, {"agreement": "sync"}, {"home": Path("master")}],
+    ids=str,
+)
+def test_options_of_searches_for_tasks_are_refused_for_yolo(options: dict[str, Any]) -> None:
+    require_searchable(TuneConfig(task="yolov8n.pt"))
+    with pytest.raises(InvalidInput):
+        require_searchable(TuneConfig(task="yolov8n.pt", **options))
+
+
+def test_trusted_files_are_for_searches_of_yolo_alone() -> None:
+    TuneConfig(task="yolov8n.pt", trusted_only=True)
+    with pytest.raises(InvalidInput):
+        TuneConfig(task="digits", trusted_only=True)
 
 
 def test_suffix_distinguishes_yolo_models_from_tasks() -> None:

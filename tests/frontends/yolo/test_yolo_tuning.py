@@ -103,8 +103,9 @@ def test_search_leaves_the_files_of_ultralytics(folder: Path) -> None:
     assert (found / "tune_fitness.png").stat().st_size > 0
     assert (found / "tune_scatter_plots.png").stat().st_size > 0
     assert not list(found.glob("trials/*/checkpoints"))
-    again = search(folder, *common, "--trials", "1", "--local-nodes", "1")
+    again = search(folder, *common, "--trials", "1", "--local-nodes", "1", "--json")
     assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["trials"] == 1  # and nothing else is there
     assert len(list(folder.glob("found/tune*"))) == 2  # a folder of its own, as with Ultralytics
 
 
@@ -122,6 +123,7 @@ def test_without_varied_settings_the_space_is_that_of_ultralytics(folder: Path) 
     result = yolo("tune", "yolov8n.yaml", *typed, *options("imgsz=32", "plots=False", "workers=0"), cwd=folder)
     assert result.returncode == 0, result.stderr
     space = json.loads(run_script(folder, SPACE).stdout.splitlines()[-1])
+    assert "--option optimizer=AdamW" in result.stdout  # "auto" would ignore the learning rates
     drawn = record_of(folder / "found")["trials"][1]["values"]
     assert list(drawn) == list(space)
     assert all(space[name][0] <= float(value) <= space[name][1] for name, value in drawn.items())

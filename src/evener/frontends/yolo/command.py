@@ -167,7 +167,7 @@ def train(config: RunConfig, *, as_json: bool) -> None:
         run(yolo_config(config), as_json=as_json)
         return
     overrides = read_master_overrides(yolo_config(config).overrides, is_agreed=config.agreement is not None)
-    _trust(overrides, trusted_only=config.trusted_only)
+    require_trust(overrides, trusted_only=config.trusted_only)
     if config.agreement:
         from evener.frontends.yolo.master_run import train_yolo_by_agreement as train_there
     else:
@@ -188,7 +188,7 @@ def run(config: YoloConfig, *, as_json: bool) -> None:
     if config.names_master:
         train(run_config(config), as_json=as_json)
         return
-    _trust(read_overrides(config.overrides), trusted_only=config.trusted_only)
+    require_trust(read_overrides(config.overrides), trusted_only=config.trusted_only)
     config = msgspec.structs.replace(config, to_stderr=as_json)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         perform = as_rank if is_torchrun(config) else on_local_nodes
@@ -199,7 +199,7 @@ def run(config: YoloConfig, *, as_json: bool) -> None:
         end_torchrun_rank()
 
 
-def _trust(overrides: Mapping[str, str], *, trusted_only: bool) -> None:
+def require_trust(overrides: Mapping[str, str], *, trusted_only: bool) -> None:
     """Refuse files that run as programs, or warn the user of them, and require Ultralytics. Raises InvalidInput."""
     require_loadable()
     if trusted_only:

@@ -26,14 +26,14 @@ from msgspec.structs import fields
 from evener.commands.train import choose_nodes
 from evener.config.options import NodesConfig
 from evener.config.run_config import RunConfig
-from evener.frontends.yolo.command import require_loadable
+from evener.frontends.yolo.command import require_loadable, require_trust
 from evener.frontends.yolo.overrides import YoloConfig, is_automatic, read_overrides, yolo_config
 from evener.frontends.yolo.rank import alone, yolo_rank
 from evener.frontends.yolo.searched_trial import FITNESS, METRICS_FILE, STATE_FILE, SearchedTrial, TrialConfig
 from evener.launch.nodes import NodeSpec
 from evener.launch.processes import RANK_MODULES, LocalProcesses
 from evener.launch.rank_environment import RankEnvironment, RankFunction
-from evener.records.atomic import atomic_write, remove_drafts
+from evener.records.atomic import atomic_draft, atomic_write, remove_drafts
 from evener.records.errors import InvalidInput
 from evener.records.plan import Plan
 from evener.records.record import Epoch
@@ -67,7 +67,9 @@ with alone():
 
 _PRELOADED = (*RANK_MODULES, "ultralytics.models.yolo.model", "evener.frontends.yolo.trainer")
 _DIGITS = 5
-"""Digits after the point of drawn values, as many as Ultralytics keeps."""
+"""Digits after the point of a fitness, as many as Ultralytics keeps."""
+_OPTIMIZER = "AdamW"
+"""As in Ultralytics' own search: "auto", its default elsewhere, ignores the learning rate of a trial."""
 _PLAIN = str | int | float | bool | Path
 _OF_FOLDER = ("project", "name", "save_dir", "exist_ok", "mode", "task")
 """Settings that the folder of a trial, and the model, decide."""
@@ -85,9 +87,11 @@ def trial_rank(env: RankEnvironment, config: TrialConfig) -> None:
 
 def tune(config: TuneConfig, *, as_json: bool) -> None:
     """`evener tune` of a model of Ultralytics. Raises like `evener.search.command.tune`."""
+    config = _with_optimizer(config, [parse_varied(text).name for text in config.vary])
+    settings = read_overrides(_overrides(config, {}))
+    require_trust(settings, trusted_only=config.trusted_only)
     if config.output is None:
-        folder = Path(tuner_of(typed(read_overrides(_overrides(config, {})))).tune_dir)
-        config = msgspec.structs.replace(config, output=folder)
+        config = msgspec.structs.replace(config, output=Path(tuner_of(typed(settings)).tune_dir))
     search_for(config, yolo_subject, as_json=as_json)
     draw_results(config.folder)
 
@@ -119,8 +123,6 @@ def tune_model(
     if space is not None and not isinstance(space, Mapping):
         raise InvalidInput(f"space must be a dictionary of ranges by setting, got {type(space).__name__}")
     chosen = {name: value for name, value in {**model.overrides, **settings}.items() if name != "space"}
-    if "optimizer" not in (space or {}):
-        chosen.setdefault("optimizer", "AdamW")  # as Ultralytics does: "auto" chooses rates itself
     if wrong := next((name for name, value in chosen.items() if not isinstance(value, _PLAIN | None)), None):
         raise InvalidInput(f"{wrong} must be a plain value in a search, got {type(chosen[wrong]).__name__}")
     folder, resume = Path(tuner_of(chosen).tune_dir), bool(chosen.pop("resume", False))
@@ -140,6 +142,7 @@ def tune_model(
         resume=resume,
         **{one.name: getattr(places, one.name) for one in fields(NodesConfig)},
     )
+    config = _with_optimizer(config, list(space or ()))
     plain = copy.copy(model)
     plain.callbacks = get_default_callbacks()
     packed = packed_training(YoloTraining(plain, {}, folder))
@@ -147,6 +150,13 @@ def tune_model(
     record = search_for(config, subject, as_json=False)
     draw_results(folder)
     return record
+
+
+def _with_optimizer(config: TuneConfig, varied: Sequence[str]) -> TuneConfig:
+    """Return `config` with an optimizer that takes the learning rates of trials, unless the user has chosen one."""
+    if "optimizer" in varied or "optimizer" in config.option:
+        return config
+    return msgspec.structs.replace(config, option={**config.option, "optimizer": _OPTIMIZER})
 
 
 def _sent_trial_rank(packed: bytes, env: RankEnvironment, config: TrialConfig) -> None:
@@ -180,7 +190,7 @@ def yolo_subject(
 
     Args:
         config: of the search, with its folder.
-        space: what varies; None: what `--vary` names, or else what Ultralytics varies.
+        space: what varies; None or empty: what `--vary` names, or else what Ultralytics varies.
         program: runs a rank of a trial.
         model: that every trial begins with; None: the one that `config` names.
 
@@ -190,7 +200,7 @@ def yolo_subject(
     varied = [parse_varied(text) for text in config.vary]
     if not varied:
         settings = read_overrides(_overrides(config, {}))
-        varied = _varied(tuner_of(typed(settings)).space if space is None else space)
+        varied = _varied(space or tuner_of(typed(settings)).space)
     suggest = suggest_varied(varied)
     args = _settings(config, some_values(suggest, config.seed, 0), model)
     return Subject(
@@ -219,7 +229,7 @@ def _settings(config: TuneConfig, values: Mapping[str, str], model: Any) -> Any:
         )
     if settings.get("resume", "False").lower() not in ("", "false", "none", "0"):
         raise InvalidInput("resume=True does not go with a search: all its trials begin with the same model")
-    with alone():
+    with alone(), quiet_ultralytics():
         read_training(_overrides(config, values), model)
         return get_cfg(overrides=read_training(_overrides(config, {}), model).settings)
 
@@ -273,6 +283,7 @@ def _trial_config(config: TuneConfig, trial: SearchTrial, folder: TrialFolder, p
         overrides=(*overrides, f"save_dir={folder.folder}", "exist_ok=True"),
         elastic=False,
         patience=config.patience,
+        to_stderr=True,
     )
     return TrialConfig(training, folder.checkpoints / STATE_FILE, samples, config.patience)
 
@@ -319,9 +330,17 @@ def leave_results(folder: Path, record: SearchRecord) -> None:
     source = folder / "trials" / f"{best.number:04d}" / "weights"
     (folder / "weights").mkdir(exist_ok=True)
     for weights in source.glob("*.pt"):
-        atomic_write(folder / "weights" / weights.name, weights.read_bytes())
+        _copy(weights, folder / "weights" / weights.name)
     head = f"# trial {best.number} of {len(record.trials)}, fitness {best.score}\n"
     atomic_write(folder / _BEST, (head + yaml.safe_dump(_values(best), sort_keys=False)).encode())
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file, unless it is there already, atomically."""
+    there, here = (path.stat() if path.exists() else None for path in (source, target))
+    if there is None or here is None or (there.st_size, there.st_mtime_ns) != (here.st_size, here.st_mtime_ns):
+        with atomic_draft(target) as draft:
+            shutil.copy2(source, draft)
 
 
 def draw_results(folder: Path) -> None:
