@@ -248,6 +248,8 @@ def test_trial_that_is_stopped_within_an_epoch_goes_on_from_its_batch(
         ("--batch-size", "8", "--option", "batch=-1"),
         ("--option", "resume=True"),
         ("--vary", "speed=1..2"),
+        ("--vary", "epochs=1..3"),
+        ("--vary", "model=yolov8n-cls.yaml,yolov8s-cls.yaml"),
         ("--option", "compile=True"),
         ("--option", "nonsense=1"),
     ],

@@ -70,6 +70,7 @@ class TrainerState(Part, frozen=True, kw_only=True):
         metrics: of the last validation; `fitness` is theirs.
         losses: the parts of the last batch's loss; `mean_losses` those of the epoch so far.
         numbers: entries of the optimiser's state that are not tensors, by `<weight>.<name>`.
+        scaler: state of the scaler of losses in half precision, by name; empty where it is off.
         history: of the run.
     """
 
@@ -88,6 +89,7 @@ class TrainerState(Part, frozen=True, kw_only=True):
     mean_losses: dict[str, float] | None
     numbers: dict[str, Number]
     history: History
+    scaler: dict[str, Number] = {}
 
 
 def encode_state(trainer: Any, batch: int, first_epoch: int, history: History) -> bytes:
@@ -110,6 +112,7 @@ def encode_state(trainer: Any, batch: int, first_epoch: int, history: History) -
         mean_losses=_floats(trainer.tloss),
         numbers=numbers,
         history=history,
+        scaler=trainer.scaler.state_dict(),
     )
     tensors = {
         **_named(_MODEL, model.state_dict()),
@@ -132,6 +135,8 @@ def restore_state(trainer: Any, data: bytes | bytearray) -> TrainerState:
     average.ema.load_state_dict(_of(_AVERAGE, tensors))
     average.updates = head.updates
     _restore_optimizer(trainer.optimizer, _of(_OPTIMIZER, tensors), head.numbers)
+    if head.scaler:
+        trainer.scaler.load_state_dict(head.scaler)
     summed = _of(_SUMMED, tensors)
     count = sum(parameter.requires_grad for parameter in model.parameters())
     gradients.summed = [summed.get(str(i)) for i in range(count)] if summed else []

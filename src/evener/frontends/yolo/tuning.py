@@ -73,6 +73,7 @@ _OPTIMIZER = "AdamW"
 _PLAIN = str | int | float | bool | Path
 _OF_FOLDER = ("project", "name", "save_dir", "exist_ok", "mode", "task")
 """Settings that the folder of a trial, and the model, decide."""
+_NOT_VARIED = (*_OF_FOLDER, "model", "data", "epochs", "resume", "val", "split")
 _RESULTS = "tune_results.ndjson"
 _BEST = "best_hyperparameters.yaml"
 Space = Mapping[str, Sequence[Any]]
@@ -201,6 +202,10 @@ def yolo_subject(
     if not varied:
         settings = read_overrides(_overrides(config, {}))
         varied = _varied(space or tuner_of(typed(settings)).space)
+    if wrong := next((one.name for one in varied if one.name in _NOT_VARIED), None):
+        raise InvalidInput(
+            f"{wrong} cannot vary in a search: trials are compared epoch by epoch, in folders of the search"
+        )
     suggest = suggest_varied(varied)
     args = _settings(config, some_values(suggest, config.seed, 0), model)
     return Subject(

@@ -1,0 +1,56 @@
+"""The state of a trainer of Ultralytics, which ranks that come later, checkpoints and trials take over."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from evener.frontends.yolo.generations import encode_state, restore_state
+from evener.records.history import History
+
+
+def trainer(*, is_scaled: bool) -> Any:
+    """A trainer as far as its state goes, before its first step."""
+    torch.manual_seed(0)
+    module = nn.Linear(3, 2)
+    module.criterion = SimpleNamespace(updates=0)
+    gradients = SimpleNamespace(last=-1, summed=[])
+    model = SimpleNamespace(module=module, gradients=gradients, told=(torch.zeros(1), {"box_loss": torch.ones(())}))
+    return SimpleNamespace(
+        model=model,
+        ema=SimpleNamespace(ema=nn.Linear(3, 2), updates=0),
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9),
+        scaler=torch.amp.GradScaler("cpu", enabled=is_scaled, init_scale=8.0, growth_interval=2),
+        epoch=0,
+        best_fitness=None,
+        stopper=SimpleNamespace(best_epoch=0),
+        nan_recovery_attempts=0,
+        metrics={},
+        fitness=None,
+        tloss=None,
+    )
+
+
+def step(one: Any) -> None:
+    """A step with an even loss, as Ultralytics makes it."""
+    one.optimizer.zero_grad()
+    one.scaler.scale(one.model.module(torch.ones(1, 3)).sum()).backward()
+    one.scaler.step(one.optimizer)
+    one.scaler.update()
+
+
+def test_state_contains_weights_optimizer_and_scaler() -> None:
+    for is_scaled in (True, False):
+        first, second = trainer(is_scaled=is_scaled), trainer(is_scaled=is_scaled)
+        for _ in range(3):
+            step(first)
+        head = restore_state(second, encode_state(first, 3, 0, History()))
+        assert head.batch == 3
+        assert second.scaler.state_dict() == first.scaler.state_dict()
+        assert second.scaler.get_scale() == (16.0 if is_scaled else 1.0)
+        for one in (first, second):
+            step(one)
+        assert torch.equal(first.model.module.weight, second.model.module.weight)
