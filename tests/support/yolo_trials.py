@@ -70,9 +70,10 @@ class Attempts:
         *,
         until: int | None = None,
         step: int | None = None,
+        stops_at_once: bool = False,
         shares: Sequence[int] = (),
     ) -> list[EvenerError | None]:
-        """Go on to the end, or until the end of an epoch, from 0, or to be stopped once this step is reported.
+        """Go on to the end, or until the end of an epoch, from 0, or to be stopped: when a step is reported, or at once.
 
         Returns:
             The errors of the ranks.
@@ -82,6 +83,8 @@ class Attempts:
         samples = {node.name: share for node, share in zip(nodes, shares, strict=False) if share}
         config = TrialConfig(training, self._folder / "checkpoints" / "trainer.state", samples, 30.0)
         trial = TorchTrial(self._processes, nodes, config.among([node.name for node in nodes]), exact_trial_rank)
+        if stops_at_once:
+            trial.stop()
         while not all(one.has_ended and one.is_drained for one in trial.processes):
             for _, data in self._processes.receive(0.2):
                 for event in decode_events(data):

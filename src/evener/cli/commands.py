@@ -37,6 +37,7 @@ from evener.frontends.yolo.overrides import (
     require_searchable,
     require_ultralytics,
     run_config,
+    search_overrides,
     yolo_config,
 )
 from evener.search.options import TuneConfig
@@ -117,6 +118,9 @@ def tune(config: TuneConfig, as_json: bool) -> None:
             require_study(config.output, resume=config.resume)
         require_ultralytics()
         with loading(as_json), redirect_stdout(sys.stderr):  # on which Ultralytics speaks from then on
+            from evener.frontends.yolo.command import require_trust
+
+            require_trust(read_overrides(search_overrides(config, {})), trusted_only=config.trusted_only)
             from evener.frontends.yolo import tuning
 
         tuning.tune(config, as_json=as_json)

@@ -105,6 +105,7 @@ def _run(config: TuneConfig, subject: Subject, study: Study, rules: Rules, conso
             on_change=file.show,
         )
         search.run()
+    subject.leave(file.record_of(search))  # a killed search may not have left the last ones
     return search
 
 

@@ -15,7 +15,7 @@ from evener.records.history import History
 def trainer(*, is_scaled: bool) -> Any:
     """A trainer as far as its state goes, before its first step."""
     torch.manual_seed(0)
-    module = nn.Linear(3, 2)
+    module: Any = nn.Linear(3, 2)
     module.criterion = SimpleNamespace(updates=0)
     gradients = SimpleNamespace(last=-1, summed=[])
     model = SimpleNamespace(module=module, gradients=gradients, told=(torch.zeros(1), {"box_loss": torch.ones(())}))
@@ -54,3 +54,13 @@ def test_state_contains_weights_optimizer_and_scaler() -> None:
         for one in (first, second):
             step(one)
         assert torch.equal(first.model.module.weight, second.model.module.weight)
+
+
+def test_gradients_that_wait_for_a_step_do_not_depend_on_the_scale() -> None:
+    first, second = trainer(is_scaled=True), trainer(is_scaled=False)
+    first.scaler.scale(first.model.module(torch.ones(1, 3)).sum()).backward()
+    first.model.gradients.summed = [weight.grad for weight in first.model.module.parameters()]
+    first.optimizer.param_groups[0]["momentum"] = 0.5
+    restore_state(second, encode_state(first, 1, 0, History()))
+    assert [grad.tolist() for grad in second.model.gradients.summed] == [[[1.0] * 3] * 2, [1.0] * 2]
+    assert second.optimizer.param_groups[0]["momentum"] == 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,11 +85,11 @@ def test_search_on_uneven_nodes_finds_what_one_node_finds(folder: Path) -> None:
 
 
 def test_search_leaves_the_files_of_ultralytics(folder: Path) -> None:
-    common = ("--epochs", "2", "--prune", "none", *options(f"project={folder / 'found'}"))
+    common = ("--epochs", "2", "--prune", "none", *options("project=found"))
     result = search(folder, *common, "--trials", "3", "--local-nodes", "1,0.5")
     assert result.returncode == 0, result.stderr
-    (found,) = folder.glob("found/*")
-    assert found.name == "tune"
+    (found,) = folder.rglob("found/tune")
+    assert found.parents[1].name == "classify"
     lines = [json.loads(line) for line in (found / "tune_results.ndjson").read_text().splitlines()]
     record = record_of(found)
     assert [line["iteration"] for line in lines] == [1, 2, 3]
@@ -106,7 +107,7 @@ def test_search_leaves_the_files_of_ultralytics(folder: Path) -> None:
     again = search(folder, *common, "--trials", "1", "--local-nodes", "1", "--json")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["trials"] == 1  # and nothing else is there
-    assert len(list(folder.glob("found/tune*"))) == 2  # a folder of its own, as with Ultralytics
+    assert len(list(folder.rglob("found/tune*"))) == 2  # a folder of its own, as with Ultralytics
 
 
 SPACE = """
@@ -231,6 +232,8 @@ def test_trial_that_is_stopped_within_an_epoch_goes_on_from_its_batch(
     assert moved.losses == {}
     stopped_after = moved.batch()
     assert 2 < stopped_after < 10
+    assert isinstance(moved.run([fast], stops_at_once=True)[0], Interrupted)  # while it passes what is computed
+    assert moved.batch() == stopped_after
     assert all(isinstance(error, Interrupted) for error in moved.run([slow, fast], step=13, shares=[1, 3]))
     assert 13 < moved.batch() < 20
     assert moved.run([fast]) == [None]
@@ -249,6 +252,8 @@ def test_trial_that_is_stopped_within_an_epoch_goes_on_from_its_batch(
         ("--option", "resume=True"),
         ("--vary", "speed=1..2"),
         ("--vary", "epochs=1..3"),
+        ("--vary", "batch=8,16,-1"),
+        ("--option", "val=False"),
         ("--vary", "model=yolov8n-cls.yaml,yolov8s-cls.yaml"),
         ("--option", "compile=True"),
         ("--option", "nonsense=1"),
@@ -273,6 +278,10 @@ cases = [
     {"space": "lr0"},
     {"space": {"nonsense": (0, 1)}},
     {"batch": -1},
+    {"nodes": None, "devices": "cpu", "prune": "none"},
+    {"nodes": None, "memory": "1GB"},
+    {"nodes": "1,0.5", "device": "cpu"},
+    {"val": False},
     {"data": ["a.yaml", "b.yaml"]},
     {"use_ray": True},
     {"nonsense": 1},
@@ -292,6 +301,14 @@ def test_tune_of_python_refuses_by_a_class_of_evener(folder: Path) -> None:
     result = run_script(folder, REFUSED)
     assert result.stdout.splitlines()[-1] == "all refused"
     assert not list(folder.rglob("tune_results.ndjson"))
+
+
+def test_search_whose_trials_all_fail_says_so(folder: Path) -> None:
+    shutil.rmtree(folder / "classes" / "train")
+    result = search(folder, "--trials", "2", "--epochs", "1", "--local-nodes", "1", "--output", "none")
+    assert result.returncode not in (0, -signal.SIGABRT), result.stdout
+    assert "Traceback" not in result.stderr
+    assert [trial["outcome"] for trial in record_of(folder / "none")["trials"]] == ["failed", "failed"]
 
 
 def test_tune_is_not_for_ranks_of_a_launcher(folder: Path) -> None:

@@ -71,6 +71,7 @@ class TrainerState(Part, frozen=True, kw_only=True):
         losses: the parts of the last batch's loss; `mean_losses` those of the epoch so far.
         numbers: entries of the optimiser's state that are not tensors, by `<weight>.<name>`.
         scaler: state of the scaler of losses in half precision, by name; empty where it is off.
+        momenta: momentum of every group of the optimiser, which rises while it warms up; None where it has none.
         history: of the run.
     """
 
@@ -90,12 +91,14 @@ class TrainerState(Part, frozen=True, kw_only=True):
     numbers: dict[str, Number]
     history: History
     scaler: dict[str, Number] = {}
+    momenta: list[Number] = []
 
 
 def encode_state(trainer: Any, batch: int, first_epoch: int, history: History) -> bytes:
     """The state of `trainer`, whose weights contain `batch`."""
     model, average, gradients = trainer.model.module, trainer.ema, trainer.model.gradients
     optimizer, numbers = _optimizer_state(trainer.optimizer)
+    scale = trainer.scaler.get_scale()
     head = TrainerState(
         batch=batch,
         epoch=trainer.epoch,
@@ -113,12 +116,13 @@ def encode_state(trainer: Any, batch: int, first_epoch: int, history: History) -
         numbers=numbers,
         history=history,
         scaler=trainer.scaler.state_dict(),
+        momenta=[group.get("momentum") for group in trainer.optimizer.param_groups],
     )
     tensors = {
         **_named(_MODEL, model.state_dict()),
         **_named(_AVERAGE, average.ema.state_dict()),
         **_named(_OPTIMIZER, optimizer),
-        **_named(_SUMMED, {str(i): grad for i, grad in enumerate(gradients.summed) if grad is not None}),
+        **_named(_SUMMED, {str(i): grad / scale for i, grad in enumerate(gradients.summed) if grad is not None}),
     }
     encoded = msgspec.msgpack.encode(head, enc_hook=float)
     return b"".join((_LENGTH.pack(len(encoded)), encoded, save(apart(tensors))))
@@ -135,11 +139,15 @@ def restore_state(trainer: Any, data: bytes | bytearray) -> TrainerState:
     average.ema.load_state_dict(_of(_AVERAGE, tensors))
     average.updates = head.updates
     _restore_optimizer(trainer.optimizer, _of(_OPTIMIZER, tensors), head.numbers)
-    if head.scaler:
+    for group, momentum in zip(trainer.optimizer.param_groups, head.momenta, strict=False):
+        group.update({} if momentum is None else {"momentum": momentum})
+    if head.scaler and trainer.scaler.is_enabled():
         trainer.scaler.load_state_dict(head.scaler)
-    summed = _of(_SUMMED, tensors)
-    count = sum(parameter.requires_grad for parameter in model.parameters())
-    gradients.summed = [summed.get(str(i)) for i in range(count)] if summed else []
+    summed, scale = _of(_SUMMED, tensors), trainer.scaler.get_scale()
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradients.summed = (
+        [_scaled(summed.get(str(i)), scale, weight) for i, weight in enumerate(weights)] if summed else []
+    )
     gradients.last = head.stepped
     trainer.best_fitness, trainer.fitness, trainer.metrics = head.best_fitness, head.fitness, dict(head.metrics)
     trainer.nan_recovery_attempts = head.recoveries
@@ -148,6 +156,10 @@ def restore_state(trainer: Any, data: bytes | bytearray) -> TrainerState:
         model.criterion.updates = head.rounds - 1
         model.criterion.update()
     return head
+
+
+def _scaled(grad: Tensor | None, scale: float, weight: Tensor) -> Tensor | None:
+    return None if grad is None else grad.to(weight.device) * scale
 
 
 def take_state(trainer: Any, data: bytes | bytearray, device: torch.device, *, is_new: bool) -> TrainerState:

@@ -197,14 +197,27 @@ class YOLO(PlainYOLO):
         """
         if is_rank() or "RANK" in os.environ:
             raise InvalidInput("tune starts its trials itself: run the script with python, not as ranks of a launcher")
+        self.study = None
+        others, devices = _with_devices(settings, devices, nodes)
         places = NodesConfig(local_nodes=_speeds(nodes), devices=devices, memory=memory, patience=node_patience)
-        if nodes is None and (use_ray or len(choose_nodes(places)) == 1):
-            return super().tune(use_ray, iterations, *arguments, **settings)
+        here = choose_nodes(places)
+        if nodes is None and (use_ray or len(here) == 1):
+            named = {
+                "memory": memory is not None,
+                "prune": prune != "asha",
+                "join": not join,
+                "ahead": ahead != DEFAULT_AHEAD,
+            }
+            if wrong := next((name for name, is_named in named.items() if is_named), None):
+                raise InvalidInput(f"{wrong} is for a search on nodes, which Ultralytics' own is not: name nodes")
+            if devices != "all":
+                others["device"] = here[0].device
+            return super().tune(use_ray, iterations, *arguments, **others)
         if use_ray or arguments:
             raise InvalidInput("Ray Tune places trials by itself: leave out use_ray and what follows, or nodes")
         from evener.frontends.yolo import tuning
 
-        self.study = tuning.tune_model(self, settings, places, iterations, prune=prune, joins=join, ahead=ahead)
+        self.study = tuning.tune_model(self, others, places, iterations, prune=prune, joins=join, ahead=ahead)
         return None
 
     def _with_folder(self, settings: dict[str, Any]) -> dict[str, Any]:

@@ -204,6 +204,19 @@ def require_searchable(config: TuneConfig) -> None:
         )
 
 
+def search_overrides(config: TuneConfig, values: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the settings of a trial with these `values` as words. Raises InvalidInput."""
+    run = RunConfig(
+        task=config.task,
+        data=config.data,
+        option={**config.option, **values},
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        seed=config.seed,
+    )
+    return yolo_config(run).overrides
+
+
 def yolo_config(config: RunConfig) -> YoloConfig:
     """Return the same training as overrides of Ultralytics. Raises InvalidInput: an option does not belong to it."""
     known = {one.name for one in fields(YoloConfig)} | {

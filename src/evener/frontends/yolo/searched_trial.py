@@ -11,6 +11,7 @@ nodes, comes to the weights of one that was never interrupted.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,7 +65,7 @@ class SearchedTrial:
     """
 
     def __init__(self, state: Path) -> None:
-        self._state = state
+        self._state, self._restored = state, 0
         self._kept_at, self._took = 0.0, 0.0
 
     def restore(self, trainer: Any) -> None:
@@ -73,41 +74,50 @@ class SearchedTrial:
             return
         rank = trainer.trainer_rank
         head = take_state(trainer, self._state.read_bytes(), rank.group.device, is_new=True)
+        self._restored = head.batch
         trainer.start_epoch, trainer.scheduler.last_epoch = head.first_epoch, head.first_epoch - 1
         rank.work.session.start(head.batch + 1)
         results = self._state.with_name(_RESULTS)
         if rank.leads and results.exists():
             atomic_write(trainer.csv, results.read_bytes())  # Ultralytics has removed it
+        last = rank.folder / "weights" / trainer.last.name
+        if last.exists() and last != trainer.last:  # to which a loss that is no number takes all ranks back
+            trainer.last.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(last, trainer.last)
 
     def stop(self, trainer: Any, batch: int) -> bool:
         """Keep the state after `batch`, from 1, within an epoch; all ranks call this.
 
         Return whether the ranks may stop: not while they have gradients that were not added up yet.
         """
+        rank = trainer.trainer_rank
+        if batch <= self._restored:  # the loop has not come to where the trial goes on: the state is there
+            return True
         if not trainer.model.gradients.is_complete:
             return False
-        if trainer.trainer_rank.leads:
+        if rank.leads:
             self._keep(trainer, batch, next_epoch=trainer.epoch)
+        rank.group.barrier()  # the end of one rank ends the others, and the leader would be writing
         return True
 
     def end_epoch(self, trainer: Any) -> None:
         """Report the score of an epoch, and keep the state after it if that is due; all ranks call this.
 
-        An epoch after which Ultralytics stops early counts as the last one.
+        Where Ultralytics stops early, the epochs that are left count as computed, with the best fitness.
 
         Raises:
             Interrupted: the search ends the trial, or moves it to other nodes.
         """
-        rank = trainer.trainer_rank
-        is_last = bool(trainer.stop) or trainer.epoch + 1 >= trainer.epochs
+        rank, next_epoch = trainer.trainer_rank, trainer.epoch + 1
+        is_last = bool(trainer.stop) or next_epoch >= trainer.epochs
         said = b""
         if rank.leads and not is_last:
             is_over = self._report(trainer, trainer.epoch)
             said = b"over" if is_over else b""
             if is_over or time.monotonic() - self._kept_at >= _LEAST_WORK * self._took:
-                self._keep(trainer, (trainer.epoch + 1) * len(trainer.train_loader), next_epoch=trainer.epoch + 1)
+                self._keep(trainer, next_epoch * len(trainer.train_loader), next_epoch=next_epoch)
         elif rank.leads:
-            self._report(trainer, trainer.epochs - 1)
+            any(self._report(trainer, epoch) for epoch in range(trainer.epoch, trainer.epochs))
         if rank.group.broadcast(said):
             raise Interrupted(f"the search ended this trial after epoch {trainer.epoch + 1}")
 

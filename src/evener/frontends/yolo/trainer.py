@@ -81,6 +81,8 @@ class DistributedTrainer(BaseTrainer):
         if event in OPENING:
             self._passed.append(event)
         if event == "on_train_epoch_start":
+            if self.trainer_rank.trial is not None:
+                self.start_epoch = 0  # of the trial: from its second epoch on, a loss that is no number is mended
             self.trainer_rank.begin_epoch()
         elif event == "on_train_batch_start":
             self._oom_retries = _NO_RETRY

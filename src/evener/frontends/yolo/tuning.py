@@ -25,16 +25,15 @@ from msgspec.structs import fields
 
 from evener.commands.train import choose_nodes
 from evener.config.options import NodesConfig
-from evener.config.run_config import RunConfig
-from evener.frontends.yolo.command import require_loadable, require_trust
-from evener.frontends.yolo.overrides import YoloConfig, is_automatic, read_overrides, yolo_config
+from evener.frontends.yolo.command import require_loadable
+from evener.frontends.yolo.overrides import YoloConfig, is_automatic, read_overrides, search_overrides
 from evener.frontends.yolo.rank import alone, yolo_rank
 from evener.frontends.yolo.searched_trial import FITNESS, METRICS_FILE, STATE_FILE, SearchedTrial, TrialConfig
 from evener.launch.nodes import NodeSpec
 from evener.launch.processes import RANK_MODULES, LocalProcesses
 from evener.launch.rank_environment import RankEnvironment, RankFunction
 from evener.records.atomic import atomic_draft, atomic_write, remove_drafts
-from evener.records.errors import InvalidInput
+from evener.records.errors import InvalidInput, TrainingFailed
 from evener.records.plan import Plan
 from evener.records.record import Epoch
 from evener.records.search_record import SearchRecord, TrialSummary
@@ -56,6 +55,7 @@ with alone():
     from ultralytics.utils.callbacks.base import get_default_callbacks
     from ultralytics.utils.plotting import plot_tune_results
 
+    from evener.frontends.yolo.criteria import require_known_loss
     from evener.frontends.yolo.packed_training import packed_training, unpacked_training
     from evener.frontends.yolo.settings import (
         YoloTraining,
@@ -89,11 +89,13 @@ def trial_rank(env: RankEnvironment, config: TrialConfig) -> None:
 def tune(config: TuneConfig, *, as_json: bool) -> None:
     """`evener tune` of a model of Ultralytics. Raises like `evener.search.command.tune`."""
     config = _with_optimizer(config, [parse_varied(text).name for text in config.vary])
-    settings = read_overrides(_overrides(config, {}))
-    require_trust(settings, trusted_only=config.trusted_only)
     if config.output is None:
-        config = msgspec.structs.replace(config, output=Path(tuner_of(typed(settings)).tune_dir))
-    search_for(config, yolo_subject, as_json=as_json)
+        with alone(), quiet_ultralytics():
+            described = read_training(search_overrides(config, {}))
+        settings = {name: value for name, value in described.settings.items() if name != "save_dir"}
+        tuner = tuner_of({**settings, "task": described.model.task})
+        config = msgspec.structs.replace(config, output=Path(tuner.tune_dir))
+    _require_trained(search_for(config, yolo_subject, as_json=as_json))
     draw_results(config.folder)
 
 
@@ -148,8 +150,15 @@ def tune_model(
     plain.callbacks = get_default_callbacks()
     packed = packed_training(YoloTraining(plain, {}, folder))
     subject = partial(yolo_subject, space=space, program=partial(_sent_trial_rank, packed), model=plain)
-    record = search_for(config, subject, as_json=False)
+    record = _require_trained(search_for(config, subject, as_json=False))
     draw_results(folder)
+    return record
+
+
+def _require_trained(record: SearchRecord) -> SearchRecord:
+    """Return the record of a search. Raises TrainingFailed: all of its trials failed."""
+    if record.trials and all(trial.outcome == "failed" for trial in record.trials):
+        raise TrainingFailed(f"all {len(record.trials)} trials failed, the last one so: {record.trials[-1].reason}")
     return record
 
 
@@ -200,11 +209,15 @@ def yolo_subject(
     """
     varied = [parse_varied(text) for text in config.vary]
     if not varied:
-        settings = read_overrides(_overrides(config, {}))
+        settings = read_overrides(search_overrides(config, {}))
         varied = _varied(space or tuner_of(typed(settings)).space)
     if wrong := next((one.name for one in varied if one.name in _NOT_VARIED), None):
         raise InvalidInput(
             f"{wrong} cannot vary in a search: trials are compared epoch by epoch, in folders of the search"
+        )
+    if any(one.name == "batch" and _may_be_automatic(one) for one in varied):
+        raise InvalidInput(
+            "batch cannot vary to an automatic one in a search: trials on different nodes would have different ones"
         )
     suggest = suggest_varied(varied)
     args = _settings(config, some_values(suggest, config.seed, 0), model)
@@ -226,7 +239,7 @@ def _settings(config: TuneConfig, values: Mapping[str, str], model: Any) -> Any:
     """Return the settings of a trial apart from those that vary. Raises InvalidInput: they do not go with a search, or
     Ultralytics does not know one of them or of the `values`.
     """
-    settings = read_overrides(_overrides(config, values))
+    settings = read_overrides(search_overrides(config, values))
     if is_automatic(batch := settings.get("batch", "16")):
         raise InvalidInput(
             f"batch={batch} does not go with a search: trials on different nodes would have different batches; "
@@ -235,8 +248,20 @@ def _settings(config: TuneConfig, values: Mapping[str, str], model: Any) -> Any:
     if settings.get("resume", "False").lower() not in ("", "false", "none", "0"):
         raise InvalidInput("resume=True does not go with a search: all its trials begin with the same model")
     with alone(), quiet_ultralytics():
-        read_training(_overrides(config, values), model)
-        return get_cfg(overrides=read_training(_overrides(config, {}), model).settings)
+        read_training(search_overrides(config, values), model)
+        described = read_training(search_overrides(config, {}), model)
+        args = get_cfg(overrides=described.settings)
+    require_known_loss(described.model.model)
+    if not args.val and config.prune != "none":
+        raise InvalidInput(
+            "val=False leaves no fitness to prune by before the last epoch: leave it out, or do not prune"
+        )
+    return args
+
+
+def _may_be_automatic(batch: Varied) -> bool:
+    """Return whether a drawn batch may be no number of images."""
+    return any(map(is_automatic, batch.choices)) if batch.choices else batch.low < 1
 
 
 def _usual(varied: Varied, value: Any) -> Any:
@@ -247,19 +272,6 @@ def _usual(varied: Varied, value: Any) -> Any:
         return None
     limited = min(max(value, varied.low), varied.high)
     return round(limited) if varied.is_whole else float(limited)
-
-
-def _overrides(config: TuneConfig, values: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the settings of a trial as words. Raises InvalidInput."""
-    run = RunConfig(
-        task=config.task,
-        data=config.data,
-        option={**config.option, **values},
-        batch_size=config.batch_size,
-        epochs=config.epochs,
-        seed=config.seed,
-    )
-    return yolo_config(run).overrides
 
 
 def _varied(space: Space) -> list[Varied]:
@@ -282,7 +294,7 @@ def _score_of(epoch: Epoch) -> float:
 
 
 def _trial_config(config: TuneConfig, trial: SearchTrial, folder: TrialFolder, plan: Plan | None) -> TrialConfig:
-    overrides = _overrides(config, trial.values)
+    overrides = search_overrides(config, trial.values)
     samples = {} if plan is None else {one.node: one.samples for one in plan.assignments}
     training = YoloConfig(
         overrides=(*overrides, f"save_dir={folder.folder}", "exist_ok=True"),
@@ -352,7 +364,8 @@ def draw_results(folder: Path) -> None:
     """Draw the course of a search that is over, as Ultralytics does, if all that varies are numbers."""
     file = folder / _RESULTS
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    if lines and all(isinstance(value, int | float) for value in lines[0]["hyperparameters"].values()):
+    values = [value for line in lines for value in line["hyperparameters"].values()]
+    if values and all(isinstance(value, int | float) for value in values):
         with quiet_ultralytics():
             plot_tune_results(str(file))
 
@@ -372,5 +385,5 @@ def _result(folder: Path, trial: TrialSummary) -> dict[str, Any]:
 
 
 def _values(trial: TrialSummary) -> dict[str, Any]:
-    """Return the drawn settings of a trial as numbers, where they are numbers."""
-    return {name: yaml.safe_load(value) for name, value in trial.values.items()}
+    """Return the drawn settings of a trial with their types."""
+    return typed(trial.values)
