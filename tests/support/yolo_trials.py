@@ -73,7 +73,7 @@ class Attempts:
         stops_at_once: bool = False,
         shares: Sequence[int] = (),
     ) -> list[EvenerError | None]:
-        """Go on to the end, or until the end of an epoch, from 0, or to be stopped: when a step is reported, or at once.
+        """Go on to the end, or until the end of an epoch, from 0, or to be stopped: when a step is told, or at once.
 
         Returns:
             The errors of the ranks.
