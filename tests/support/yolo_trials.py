@@ -18,6 +18,7 @@ from evener.launch.processes import LocalProcesses
 from evener.launch.rank_environment import RankEnvironment
 from evener.records.errors import EvenerError
 from evener.records.events import decode_events
+from evener.records.plan import Plan
 from evener.records.record import Epoch, Step
 from evener.search.torch_trial import TorchTrial
 from support.yolo_trainers import exact
@@ -70,10 +71,10 @@ class Attempts:
         *,
         until: int | None = None,
         step: int | None = None,
-        stops_at_once: bool = False,
+        stops_early: bool = False,
         shares: Sequence[int] = (),
     ) -> list[EvenerError | None]:
-        """Go on to the end, or until the end of an epoch, from 0, or to be stopped: when a step is told, or at once.
+        """Go on to the end, or until the end of an epoch, from 0, or to be stopped: when a step is told, or before.
 
         Returns:
             The errors of the ranks.
@@ -83,12 +84,10 @@ class Attempts:
         samples = {node.name: share for node, share in zip(nodes, shares, strict=False) if share}
         config = TrialConfig(training, self._folder / "checkpoints" / "trainer.state", samples, 30.0)
         trial = TorchTrial(self._processes, nodes, config.among([node.name for node in nodes]), exact_trial_rank)
-        if stops_at_once:
-            trial.stop()
         while not all(one.has_ended and one.is_drained for one in trial.processes):
             for _, data in self._processes.receive(0.2):
                 for event in decode_events(data):
-                    if isinstance(event, Step) and event.step == step:
+                    if isinstance(event, Plan if stops_early else Step) and getattr(event, "step", step) == step:
                         trial.stop()
                     if isinstance(event, Epoch):
                         self.losses[event.epoch] = event.loss
