@@ -74,15 +74,15 @@ class Attempts:
         stops_early: bool = False,
         shares: Sequence[int] = (),
     ) -> list[EvenerError | None]:
-        """Go on to the end, or until the end of an epoch, from 0, or to be stopped: when a step is told, or before.
+        """Go on to the end, until the end of an epoch (from 0), or until a stop after this step or before the first.
 
         Returns:
             The errors of the ranks.
         """
         overrides = ("train", *self._settings, f"save_dir={self._folder}", "exist_ok=True")
-        training = YoloConfig(overrides=overrides, elastic=False)
+        training = YoloConfig(overrides=overrides, elastic=False, patience=30.0)
         samples = {node.name: share for node, share in zip(nodes, shares, strict=False) if share}
-        config = TrialConfig(training, self._folder / "checkpoints" / "trainer.state", samples, 30.0)
+        config = TrialConfig(training, self._folder / "checkpoints" / "trainer.state", samples)
         trial = TorchTrial(self._processes, nodes, config.among([node.name for node in nodes]), exact_trial_rank)
         while not all(one.has_ended and one.is_drained for one in trial.processes):
             for _, data in self._processes.receive(0.2):

@@ -235,7 +235,7 @@ def test_trial_that_is_stopped_within_an_epoch_goes_on_from_its_batch(
     assert moved.losses == {}
     stopped_after = moved.batch()
     assert 2 < stopped_after < 10
-    assert isinstance(moved.run([fast], stops_early=True)[0], Interrupted)  # while it passes what is computed
+    assert isinstance(moved.run([fast], stops_early=True)[0], Interrupted)  # in batches that it skips
     assert moved.batch() == stopped_after
     assert all(isinstance(error, Interrupted) for error in moved.run([slow, fast], step=13, shares=[1, 3]))
     assert 13 < moved.batch() < 20

@@ -16,7 +16,7 @@ from evener.records.errors import InvalidInput
 _TRACKERS = "ultralytics.utils.callbacks."
 """Modules in which Ultralytics reports to TensorBoard, Weights & Biases and others."""
 _OF_IMAGES = ("augment", "mosaic", "rect")
-"""Attributes of a data set that decide what is drawn for its images."""
+"""Attributes of a data set that decide how its images are augmented."""
 OPENING = ("on_pretrain_routine_start", "on_pretrain_routine_end", "on_train_start")
 """Events at which they begin to report."""
 

@@ -41,13 +41,16 @@ class TrialConfig(NamedTuple):
         training: options of the training.
         state: file of its state.
         samples: of a batch, by node, if several nodes share the trial; a node that is not named has none.
-        patience: seconds of silence after which a node counts as lost.
     """
 
     training: YoloConfig
     state: Path
     samples: Mapping[str, int]
-    patience: float
+
+    @property
+    def patience(self) -> float:
+        """Seconds of silence after which a node counts as lost."""
+        return self.training.patience
 
     def among(self, nodes: Sequence[str]) -> TrialConfig:
         """Return this configuration for the ranks of these nodes."""
@@ -117,7 +120,9 @@ class SearchedTrial:
             if is_over or time.monotonic() - self._kept_at >= _LEAST_WORK * self._took:
                 self._keep(trainer, next_epoch * len(trainer.train_loader), next_epoch=next_epoch)
         elif rank.leads:
-            any(self._report(trainer, epoch) for epoch in range(trainer.epoch, trainer.epochs))
+            for epoch in range(trainer.epoch, trainer.epochs):
+                if self._report(trainer, epoch):
+                    break
         if rank.group.broadcast(said):
             raise Interrupted(f"the search ended this trial after epoch {trainer.epoch + 1}")
 

@@ -26,7 +26,7 @@ from msgspec.structs import fields
 from evener.commands.train import choose_nodes
 from evener.config.options import NodesConfig
 from evener.frontends.yolo.command import require_loadable
-from evener.frontends.yolo.overrides import YoloConfig, is_automatic, read_overrides, search_overrides
+from evener.frontends.yolo.overrides import YoloConfig, checkpoint_of, is_automatic, read_overrides, search_overrides
 from evener.frontends.yolo.rank import alone, yolo_rank
 from evener.frontends.yolo.searched_trial import FITNESS, METRICS_FILE, STATE_FILE, SearchedTrial, TrialConfig
 from evener.launch.nodes import NodeSpec
@@ -69,7 +69,7 @@ _PRELOADED = (*RANK_MODULES, "ultralytics.models.yolo.model", "evener.frontends.
 _DIGITS = 5
 """Digits after the point of a fitness, as many as Ultralytics keeps."""
 _OPTIMIZER = "AdamW"
-"""As in Ultralytics' own search: "auto", its default elsewhere, ignores the learning rate of a trial."""
+"""Optimizer of trials, as in Ultralytics' own search: "auto", its other default, ignores a trial's learning rate."""
 _PLAIN = str | int | float | bool | Path
 _OF_FOLDER = ("project", "name", "save_dir", "exist_ok", "mode", "task")
 """Settings that the folder of a trial, and the model, decide."""
@@ -245,7 +245,7 @@ def _settings(config: TuneConfig, values: Mapping[str, str], model: Any) -> Any:
             f"batch={batch} does not go with a search: trials on different nodes would have different batches; "
             "name a number"
         )
-    if settings.get("resume", "False").lower() not in ("", "false", "none", "0"):
+    if checkpoint_of(settings) is not None:
         raise InvalidInput("resume=True does not go with a search: all its trials begin with the same model")
     with alone(), quiet_ultralytics():
         read_training(search_overrides(config, values), model)
@@ -302,7 +302,7 @@ def _trial_config(config: TuneConfig, trial: SearchTrial, folder: TrialFolder, p
         patience=config.patience,
         to_stderr=True,
     )
-    return TrialConfig(training, folder.checkpoints / STATE_FILE, samples, config.patience)
+    return TrialConfig(training, folder.checkpoints / STATE_FILE, samples)
 
 
 @contextmanager
