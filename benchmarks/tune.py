@@ -104,7 +104,7 @@ def same(results: Results, folder: Path, trials: int) -> None:
 
 
 def yolo(results: Results, folder: Path, trials: int, seconds_a_trial: float) -> None:
-    from evener.frontends.yolo.tuning import yolo_subject
+    from evener.frontends.yolo.tuning import yolo_objective
 
     generator = np.random.default_rng(0)
     for number in range(STEPS * 8):
@@ -130,7 +130,7 @@ def yolo(results: Results, folder: Path, trials: int, seconds_a_trial: float) ->
         )
         begun = time.perf_counter()
         with redirect_stdout(sys.stderr):
-            found = search_for(config, partial(yolo_subject, program=rank), as_json=False)
+            found = search_for(config, partial(yolo_objective, program=rank), as_json=False)
         assert [one.outcome for one in found.trials] == ["complete"] * trials
         return time.perf_counter() - begun, found
 

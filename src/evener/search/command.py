@@ -18,11 +18,11 @@ from evener.records.schema import write_noun
 from evener.records.search_record import STUDY_FILE, SearchRecord, TrialSummary
 from evener.report.text import exact_percent, human_seconds, percent, table_of
 from evener.search.assignments import Assignments
+from evener.search.objective import Objective
 from evener.search.options import TuneConfig
 from evener.search.search import Search
 from evener.search.study import Study, open_study
-from evener.search.subject import Subject
-from evener.search.task_subject import task_subject
+from evener.search.task_objective import task_objective
 from evener.search.trial_folder import TrialFolder
 from evener.search.trials import Rules, SearchTrial
 from evener.system.signals import interrupt_on_stop_signals
@@ -36,25 +36,25 @@ def tune(config: TuneConfig, *, as_json: bool) -> None:
         EvenerError: the configuration is invalid, or every trial fails with the same error.
         Interrupted: the user pressed Ctrl-C; the study can be resumed.
     """
-    search_for(config, task_subject, as_json=as_json)
+    search_for(config, task_objective, as_json=as_json)
 
 
-def search_for(config: TuneConfig, subject_of: Callable[[TuneConfig], Subject], *, as_json: bool) -> SearchRecord:
-    """Search for the options of `subject_of(config)`, show the results, and return them. Raises like `tune`."""
+def search_for(config: TuneConfig, objective_of: Callable[[TuneConfig], Objective], *, as_json: bool) -> SearchRecord:
+    """Search for the options of `objective_of(config)`, show the results, and return them. Raises like `tune`."""
     console = open_console(to_stderr=as_json)
     with locked_folder(config.folder) as folder:
         console.print(f"search in {folder}: {config.trials} trials")
-        record = _search(config, subject_of(config), folder, console)
+        record = _search(config, objective_of(config), folder, console)
     _show(record, config, console)
     if as_json:
         print_line(json.dumps(_summary(record)))
     return record
 
 
-def _search(config: TuneConfig, subject: Subject, folder: Path, console: Console) -> SearchRecord:
+def _search(config: TuneConfig, objective: Objective, folder: Path, console: Console) -> SearchRecord:
     """Perform the search in its folder, which this process alone writes; return its record."""
-    file = StudyFile(folder, config, subject.metric, subject.epochs)
-    rules = Rules(subject.epochs, config.prune, config.ahead, larger_is_better=subject.metric != "loss")
+    file = StudyFile(folder, config, objective.metric, objective.epochs)
+    rules = Rules(objective.epochs, config.prune, config.ahead, larger_is_better=objective.metric != "loss")
     try:
         with (
             open_study(
@@ -63,40 +63,42 @@ def _search(config: TuneConfig, subject: Subject, folder: Path, console: Console
                 seed=config.seed,
                 learns=config.sampler == "tpe",
                 resume=config.resume,
-                first=subject.first,
+                first=objective.first,
             ) as study,
             page_beside(folder, config.dashboard),
             interrupt_on_stop_signals(),
         ):
-            search = _run(config, subject, study, rules, console, file)
+            search = _run(config, objective, study, rules, console, file)
             return file.conclude(search, study.importances())
     except KeyboardInterrupt:
         raise Interrupted(f"stopped; resume with the same command and --resume --output {folder}") from None
 
 
-def _run(config: TuneConfig, subject: Subject, study: Study, rules: Rules, console: Console, file: StudyFile) -> Search:
+def _run(
+    config: TuneConfig, objective: Objective, study: Study, rules: Rules, console: Console, file: StudyFile
+) -> Search:
     """Run the search and return it."""
 
     def folder_of(number: int) -> TrialFolder:
-        return subject.folder_of(study.folder / "trials" / f"{number:04d}")
+        return objective.folder_of(study.folder / "trials" / f"{number:04d}")
 
     def notify(trial: SearchTrial, sentence: str) -> None:
-        console.print(trial_line(trial, sentence, subject.metric, search.best))
+        console.print(trial_line(trial, sentence, objective.metric, search.best))
         if trial.outcome is not None:
-            subject.leave(file.record_of(search))
+            objective.leave(file.record_of(search))
 
-    with subject.open_runner(study.folder, console.print) as runner:
+    with objective.open_runner(study.folder, console.print) as runner:
         nodes = ", ".join(node.name for node in runner.nodes())
         console.print(f"nodes: {nodes or 'none yet; waiting for nodes to join'}")
         search = Search(
             study=study,
             rules=rules,
-            assignments=Assignments(rules.epochs, subject.batch_size),
+            assignments=Assignments(rules.epochs, objective.batch_size),
             runner=runner,
-            suggest=subject.suggest,
+            suggest=objective.suggest,
             folder_of=folder_of,
-            config_of=lambda trial, plan: subject.config_of(trial, folder_of(trial.number), plan),
-            score_of=subject.score_of,
+            config_of=lambda trial, plan: objective.config_of(trial, folder_of(trial.number), plan),
+            score_of=objective.score_of,
             num_trials=config.trials,
             until=inf if config.hours is None else time.monotonic() + 3600 * config.hours,
             divides=config.divides,
@@ -105,7 +107,7 @@ def _run(config: TuneConfig, subject: Subject, study: Study, rules: Rules, conso
             on_change=file.show,
         )
         search.run()
-    subject.leave(file.record_of(search))  # a killed search may not have left the last ones
+    objective.leave(file.record_of(search))  # a killed search may not have left the last ones
     return search
 
 

@@ -1,4 +1,4 @@
-"""What a search tries: how options are drawn, how trials run, and how they are scored."""
+"""The objective of a search: how it draws options, runs trials and scores them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _leave_nothing(_record: SearchRecord) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """What a search tries.
+class Objective:
+    """The objective of a search: of a task (`task_objective`), or of a model of Ultralytics.
 
     Attributes:
         suggest: draws options.

@@ -1,4 +1,4 @@
-"""The search for options of a task."""
+"""The objective of a search for options of a task."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from evener.data.tasks.load import blaming, import_file, is_path, load_any_task,
 from evener.records.errors import InvalidInput, TrainingFailed
 from evener.records.record import Epoch
 from evener.records.task import BatchTask, Task, ThinTask
+from evener.search.objective import Objective
 from evener.search.options import Metric, TuneConfig
 from evener.search.runners import open_runner, run_config
 from evener.search.space import Suggest, options_of, parse_varied, suggest_varied
 from evener.search.study import some_values
-from evener.search.subject import Subject
 
 _MAX_DRAWS = 5
 """Draws of options with which the task is loaded to inspect it: some draws may make its code fail."""
@@ -30,13 +30,15 @@ class _Facts(NamedTuple):
     metric: Metric
 
 
-def task_subject(config: TuneConfig) -> Subject:
-    """Return what `config` searches: the options of its task. Raises EvenerError: nothing is varied, or the task fails
-    with all drawn options.
+def task_objective(config: TuneConfig) -> Objective:
+    """Return the objective of a search for options of the task of `config`.
+
+    Raises:
+        EvenerError: nothing is varied, or the task fails with all drawn options.
     """
     suggest = _suggest(config)
     facts = _facts(config, suggest)
-    return Subject(
+    return Objective(
         suggest=suggest,
         epochs=facts.epochs,
         batch_size=facts.batch_size,

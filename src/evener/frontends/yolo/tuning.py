@@ -40,10 +40,10 @@ from evener.records.search_record import SearchRecord, TrialSummary
 from evener.search.command import search_for
 from evener.search.halving import Pruning
 from evener.search.local_runner import LocalRunner, TrialRunner
+from evener.search.objective import Notify, Objective
 from evener.search.options import TuneConfig
 from evener.search.space import Varied, parse_varied, suggest_varied
 from evener.search.study import some_values
-from evener.search.subject import Notify, Subject
 from evener.search.torch_trial import TorchTrial
 from evener.search.trial_folder import TrialFolder
 from evener.search.trials import SearchTrial
@@ -95,7 +95,7 @@ def tune(config: TuneConfig, *, as_json: bool) -> None:
         settings = {name: value for name, value in described.settings.items() if name != "save_dir"}
         tuner = tuner_of({**settings, "task": described.model.task})
         config = msgspec.structs.replace(config, output=Path(tuner.tune_dir))
-    _require_trained(search_for(config, yolo_subject, as_json=as_json))
+    _require_trained(search_for(config, yolo_objective, as_json=as_json))
     draw_results(config.folder)
 
 
@@ -149,8 +149,8 @@ def tune_model(
     plain = copy.copy(model)
     plain.callbacks = get_default_callbacks()
     packed = packed_training(YoloTraining(plain, {}, folder))
-    subject = partial(yolo_subject, space=space, program=partial(_sent_trial_rank, packed), model=plain)
-    record = _require_trained(search_for(config, subject, as_json=False))
+    objective = partial(yolo_objective, space=space, program=partial(_sent_trial_rank, packed), model=plain)
+    record = _require_trained(search_for(config, objective, as_json=False))
     draw_results(folder)
     return record
 
@@ -193,10 +193,10 @@ def tuner_of(settings: Mapping[str, Any]) -> Any:
             raise InvalidInput(f"Ultralytics: {plain_sentence(error)}") from error
 
 
-def yolo_subject(
+def yolo_objective(
     config: TuneConfig, space: Space | None = None, program: RankFunction = trial_rank, model: Any = None
-) -> Subject:
-    """Return what a search of a model of Ultralytics tries.
+) -> Objective:
+    """Return the objective of a search for settings of a model of Ultralytics.
 
     Args:
         config: of the search, with its folder.
@@ -221,7 +221,7 @@ def yolo_subject(
         )
     suggest = suggest_varied(varied)
     args = _settings(config, some_values(suggest, config.seed, 0), model)
-    return Subject(
+    return Objective(
         suggest=suggest,
         epochs=args.epochs,
         batch_size=args.batch,
