@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -14,7 +16,7 @@ from torch import nn
 
 from evener.frontends.yolo import remote_checkpoints
 from evener.frontends.yolo.remote_checkpoints import RemoteCheckpoints
-from evener.frontends.yolo.results_io import restore_results, write_results
+from evener.frontends.yolo.results_io import encode_metrics, read_metrics, restore_results, write_results
 from evener.frontends.yolo.run_folder import write_checkpoint
 from evener.records.errors import InvalidFile
 from evener.records.record import WEIGHTS
@@ -117,3 +119,53 @@ def test_training_ended_before_its_first_epoch_restores_nothing(tmp_path: Path) 
     write_results(nothing, tmp_path / "results.safetensors")
     restore_results(nn.Linear(2, 3), {}, tmp_path / "results.safetensors", tmp_path / "here")
     assert not (tmp_path / "here").exists()
+
+
+def measured(**attributes: Any) -> Any:
+    """Metrics as Ultralytics has them: numbers and arrays in an object, and in one that it contains."""
+    return SimpleNamespace(**attributes, box=SimpleNamespace(all_ap=[], nc=0), speed={"loss": 0.0})
+
+
+def test_metrics_are_sent_as_numbers(tmp_path: Path) -> None:
+    trainer, file = trained(tmp_path / "there"), tmp_path / "results.safetensors"
+    found = measured(names={0: "dark"}, curve=np.array([[1.0, 0.5]], np.float32))
+    found.box.all_ap, found.box.nc, found.box.hidden = np.eye(2), np.int64(2), object()
+    trainer.validator, trainer.best_fitness = SimpleNamespace(metrics=found), np.float64(0.25)
+    write_results(trainer, file, metrics=encode_metrics(trainer))
+    metrics = measured()
+    assert read_metrics(file, metrics)["best_fitness"] == 0.25
+    assert (metrics.names, metrics.box.nc, metrics.speed) == ({0: "dark"}, 2, {"loss": 0.0})
+    assert metrics.box.all_ap.tolist() == np.eye(2).tolist()
+    assert (metrics.curve.dtype, metrics.curve.tolist()) == (np.float32, [[1.0, 0.5]])
+    restore_results(nn.Linear(2, 3), {}, file, tmp_path / "here")
+    assert (tmp_path / "here" / "weights" / "best.pt").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xc1",
+        msgspec.msgpack.encode([1]),
+        msgspec.msgpack.encode({"trainer": {}, "metrics": {"curve": {"array": ["<f8", [10**12], b""]}}}),
+        msgspec.msgpack.encode({"trainer": {}, "metrics": {"curve": {"array": ["O", [1], bytes(8)]}}}),
+        msgspec.msgpack.encode({"trainer": {}, "metrics": {5: 1}}),
+    ],
+)
+def test_metrics_of_a_hostile_node_are_refused_in_one_sentence(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "results.safetensors"
+    write_results(trained(tmp_path / "there"), file, metrics=content)
+    with pytest.raises(InvalidFile):
+        read_metrics(file, measured())
+
+
+def test_metrics_of_a_node_leave_what_their_class_defines(tmp_path: Path) -> None:
+    class Metrics:
+        def fitness(self) -> float:
+            return 1.0
+
+    file, metrics = tmp_path / "results.safetensors", Metrics()
+    content = {"trainer": dict.fromkeys(("fitness", "best_fitness", "epoch", "epochs", "start_epoch", "metrics"))}
+    sent = msgspec.msgpack.encode({**content, "metrics": {"fitness": 5, "__class__": 3, "names": {0: "dark"}}})
+    write_results(trained(tmp_path / "there"), file, metrics=sent)
+    read_metrics(file, metrics)
+    assert (metrics.fitness(), vars(metrics)) == (1.0, {"names": {0: "dark"}})

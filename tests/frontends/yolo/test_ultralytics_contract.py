@@ -31,6 +31,7 @@ IMPORTED = {
     "ultralytics.nn.tasks": ["load_checkpoint"],
     "ultralytics.utils": ["RANK"],
     "ultralytics.utils.callbacks.base": ["get_default_callbacks"],
+    "ultralytics.utils.metrics": ["ClassifyMetrics", "DetMetrics", "OBBMetrics", "PoseMetrics", "SegmentMetrics"],
     "ultralytics.utils.loss": ["E2EDetectLoss", "E2ELoss", "v8ClassificationLoss", "v8DetectionLoss"],
     "ultralytics.utils.plotting": ["plot_tune_results"],
     "ultralytics.utils.torch_utils": ["parse_device", "unwrap_model"],
@@ -106,6 +107,8 @@ WORDS = {
         '"fitness"', '"hyperparameters"', '"datasets"', '"save_dirs"', '"weights"',
     ],
     "ultralytics.utils.callbacks.base": ['if "Trainer" in instance.__class__.__name__'],
+    "ultralytics.utils.callbacks.wb": ["trainer.args.resume and", "trainer.args.name"],
+    "ultralytics.utils.callbacks.dvc": ["_training_epoch = True", "def on_train_epoch_start"],
     "ultralytics.utils.callbacks.tensorboard": ["on_pretrain_routine_start", "on_train_start"],
     "ultralytics.engine.validator": [
         "self.callbacks.get(event, [])", "confusion_matrix", "self.jdict", "self.seen", "self.dataloader", "args.plots",

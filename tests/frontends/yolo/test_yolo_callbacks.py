@@ -94,8 +94,9 @@ def test_trackers_alone_begin_again_with_the_events_that_have_passed() -> None:
     seen = list[str]()
 
     def function(name: str, module: str) -> Any:
-        def run(_: Any) -> None:
+        def run(trainer: Any) -> None:
             seen.append(name)
+            assert trainer.args.resume is True  # trackers go on with a run that they find
 
         run.__module__ = module
         return run
@@ -108,5 +109,7 @@ def test_trackers_alone_begin_again_with_the_events_that_have_passed() -> None:
         ]
         for event in EVENTS
     }
-    open_trackers(SimpleNamespace(callbacks=callbacks), EVENTS[:2])
+    trainer = SimpleNamespace(callbacks=callbacks, args=SimpleNamespace(resume=False))
+    open_trackers(trainer, EVENTS[:2])
     assert seen == list(EVENTS[:2])
+    assert trainer.args.resume is False

@@ -2,127 +2,25 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
-from support.yolo_cases import draw_classes, draw_detection, needs_ultralytics
-from support.yolo_commands import ENVIRONMENT
+from support.yolo_cases import needs_ultralytics
+from support.yolo_scripts import (
+    NAMES,
+    REPEATING,
+    prepare,
+    require_same_results,
+    require_same_rows,
+    run_script,
+    seen,
+)
 
 pytestmark = [needs_ultralytics, pytest.mark.timeout(600)]
-
-SCRIPTS = Path(__file__).with_name("python_scripts")
-NAMES = sorted(file.stem for file in SCRIPTS.glob("*.py") if file.stem != "settings")
-REPEATING = ("twice", "resume", "train_from_weights", "transfer_weights")
-"""Scripts that train more than once, or write a file first, which the ranks of `evener run` would do at once."""
-OF_EVENER = {"plan.json", "record.json", "report.html", "events.jsonl", "scalars"}
-LOSSES = 1e-3
-"""Relative: in single precision, with an untrained network."""
-WEIGHTS = 2e-3
-"""Relative to the largest one of each tensor, or to `SMALL`; they are kept in half precision."""
-SMALL = 0.02
-"""Biases begin with 0, and are a twentieth of this after the first steps."""
-
-
-def prepare(folder: Path, name: str, *, is_plain: bool, nodes: str = "") -> Path:
-    """A folder with the data, and the script; the script."""
-    folder.mkdir()
-    draw_detection(folder / "data")
-    if name == "segment":
-        draw_detection(folder / "segments", task="segment")
-    if name == "classify":
-        draw_classes(folder / "classes")
-    (folder / "home").mkdir()
-    shutil.copy(SCRIPTS / "settings.py", folder)
-    text = (SCRIPTS / f"{name}.py").read_text()
-    if not is_plain:
-        text, count = re.subn("from ultralytics import YOLO", "from evener.yolo import YOLO", text)
-        assert count == 1
-    if nodes:
-        text = text.replace("model.train(", f"model.train({nodes}, ")
-    (folder / f"{name}.py").write_text(text)
-    return folder / f"{name}.py"
-
-
-def run(words: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **ENVIRONMENT, "YOLO_CONFIG_DIR": str(folder / "home"), **variables}
-    environment.pop("PYTEST_CURRENT_TEST", None)  # with it Ultralytics leaves trackers out
-    return subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-
-
-def files(folder: Path) -> set[str]:
-    """Files below the folder of the runs, but for those that Evener adds."""
-    own = [one.relative_to(folder) for one in folder.rglob("*") if one.is_file()]
-    return {str(one) for one in own if OF_EVENER.isdisjoint(one.parts)}
-
-
-READ = """
-import runpy, sys, torch
-vars().update(runpy.run_path(sys.argv[3], run_name="script"))  # checkpoints name the script's own classes
-one = torch.load(sys.argv[1], weights_only=False)
-torch.save((one["ema"] or one["model"]).float().state_dict(), sys.argv[2])
-"""
-
-
-def weights(file: Path) -> dict[str, torch.Tensor]:
-    """Read in a process of its own: Ultralytics changes the environment of the one that imports it."""
-    out, folder = file.with_suffix(".weights"), file.parents[3]
-    (script,) = (one for one in folder.glob("*.py") if one.name != "settings.py")
-    done = run(["-c", READ, str(file), str(out), str(script)], folder)
-    assert done.returncode == 0, done.stderr
-    state: dict[str, torch.Tensor] = torch.load(out, weights_only=True)
-    out.unlink()
-    return state
-
-
-def require_same_rows(found: Path, wanted: Path) -> None:
-    """Assert that two tables of results have the same losses, metrics and rates."""
-    own, rows = (list(csv.DictReader(file.read_text().splitlines())) for file in (found, wanted))
-    assert [list(row) for row in own] == [list(row) for row in rows]
-    for other, row in zip(own, rows, strict=True):
-        for name in set(row) - {"time"}:
-            assert float(other[name]) == pytest.approx(float(row[name]), rel=LOSSES, abs=1e-4), (found, name)
-
-
-def require_same_results(found: Path, wanted: Path) -> None:
-    """Assert that the runs of two folders have the same files, losses, metrics and weights."""
-    assert files(found / "runs") == files(wanted / "runs")
-    for table in (wanted / "runs").rglob("results.csv"):
-        place = table.relative_to(wanted)
-        if table.parent.name == "train-2":
-            continue  # its first weights are rounded to half precision, from which losses differ by a tenth
-        require_same_rows(found / place, table)
-        for name, value in weights(table.parent / "weights" / "last.pt").items():
-            if value.is_floating_point():
-                other_value = weights_of(found / place.parent)[name]
-                assert (other_value - value).abs().max() <= WEIGHTS * value.abs().max().clamp(min=SMALL), name
-
-
-_states: dict[Path, dict[str, torch.Tensor]] = {}
-
-
-def weights_of(run_folder: Path) -> dict[str, torch.Tensor]:
-    if run_folder not in _states:
-        _states[run_folder] = weights(run_folder / "weights" / "last.pt")
-    return _states[run_folder]
-
-
-def seen(folder: Path) -> list[str]:
-    file = folder / "seen.txt"
-    return file.read_text().splitlines() if file.exists() else []
-
 
 AGAIN = """
 from settings import SETTINGS
@@ -138,9 +36,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("name", NAMES)
 def test_script_with_one_import_changed_has_the_results_of_plain_ultralytics(name: str, tmp_path: Path) -> None:
     plain, nodes = tmp_path / "plain", tmp_path / "nodes"
-    done = run([str(prepare(plain, name, is_plain=True))], plain)
+    done = run_script([str(prepare(plain, name, is_plain=True))], plain)
     assert done.returncode == 0, done.stderr
-    done = run([str(prepare(nodes, name, is_plain=False, nodes="nodes='1,0.5', shares='5,3'"))], nodes)
+    done = run_script([str(prepare(nodes, name, is_plain=False, nodes="nodes='1,0.5', shares='5,3'"))], nodes)
     assert done.returncode == 0, done.stderr
     assert seen(nodes) == seen(plain)
     require_same_results(nodes, plain)
@@ -149,13 +47,13 @@ def test_script_with_one_import_changed_has_the_results_of_plain_ultralytics(nam
     if name == "twice":
         script = nodes / "again.py"
         script.write_text(AGAIN)
-        assert run([str(script)], nodes).returncode == 0
+        assert run_script([str(script)], nodes).returncode == 0
         require_same_rows(nodes / "runs" / "train-2" / "results.csv", nodes / "runs" / "again" / "results.csv")
     if name in REPEATING:
         return
     launched = tmp_path / "launched"
     script = prepare(launched, name, is_plain=False)
-    done = run(["-m", "evener", "run", "--local-nodes", "1,0.5", str(script)], launched)
+    done = run_script(["-m", "evener", "run", "--local-nodes", "1,0.5", str(script)], launched)
     assert done.returncode == 0, done.stderr
     assert set(seen(launched)) == set(seen(plain))
     require_same_results(launched, plain)
@@ -182,13 +80,13 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("launcher", ["torchrun", "evener run"])
 def test_every_rank_of_a_script_trains_once_and_goes_on_with_the_result(launcher: str, tmp_path: Path) -> None:
     plain = prepare(tmp_path / "plain", "train_from_yaml", is_plain=True)
-    assert run([str(plain)], plain.parent).returncode == 0
+    assert run_script([str(plain)], plain.parent).returncode == 0
     script = prepare(tmp_path / "ranks", "train_from_yaml", is_plain=False)
     script.write_text(RANKS)
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     if launcher == "evener run":
         words = ["-m", "evener", "run", "--local-nodes", "1,0.5", str(script)]
-    done = run(words, script.parent, EVENER_SECRET="a secret of these ranks")
+    done = run_script(words, script.parent, EVENER_SECRET="a secret of these ranks")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in seen(script.parent)]
     ranks = [line for line in lines if line[0] == "rank"]
@@ -230,7 +128,7 @@ def test_callback_that_changes_the_training_of_one_node_is_refused(
 ) -> None:
     script = prepare(tmp_path / "run", "train_from_yaml", is_plain=False)
     script.write_text(CALLBACK.format(event=event, change=change))
-    done = run([str(script)], script.parent)
+    done = run_script([str(script)], script.parent)
     assert done.returncode != 0
     last = done.stderr.splitlines()[-1]
     assert last.startswith("evener.records.errors.InvalidInput: a callback changed")
@@ -261,7 +159,7 @@ if __name__ == "__main__":
 def test_callback_stops_all_nodes_at_the_end_of_the_epoch(event: str, val: bool, tmp_path: Path) -> None:
     script = prepare(tmp_path / "run", "train_from_yaml", is_plain=False)
     script.write_text(STOP.format(event=event, val=val))
-    done = run([str(script)], script.parent)
+    done = run_script([str(script)], script.parent)
     assert done.returncode == 0, done.stderr
     batches = 1 if event == "on_train_epoch_end" else 3
     assert seen(script.parent) == ["0"] * batches + ["2"]  # one line below the head
@@ -292,7 +190,7 @@ def test_unsupported_argument_is_refused_in_one_sentence(arguments: str, tmp_pat
     script = prepare(tmp_path / "run", "train_from_yaml", is_plain=False)
     call = "from evener.yolo import YOLO\nYOLO('yolov8n.yaml').train(**{'data': 'data/data.yaml', **dict(%s)})\n"
     script.write_text(call % arguments)
-    done = run([str(script)], script.parent)
+    done = run_script([str(script)], script.parent)
     assert done.returncode != 0
     assert "InvalidInput" in done.stderr.splitlines()[-1] or "InvalidValue" in done.stderr.splitlines()[-1], done.stderr
     assert REFUSED[arguments] in done.stderr.splitlines()[-1]
@@ -331,7 +229,7 @@ def test_next_leader_goes_on_with_callbacks_and_trackers(tmp_path: Path) -> None
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     script = prepare(tmp_path / "run", "train_from_yaml", is_plain=False)
     script.write_text(LOST_LEADER)
-    done = run([str(script)], script.parent)
+    done = run_script([str(script)], script.parent)
     assert done.returncode == 0, done.stderr
     assert (script.parent / "died").exists()
     assert seen(script.parent) == ['"begins"', "0", "1", "2", "3", "4", '"DetMetrics"']
@@ -368,7 +266,7 @@ def test_run_that_begins_again_without_a_node_keeps_its_settings(tmp_path: Path)
     last = tmp_path / "last.pt"
     last.touch()
     (tmp_path / "home").mkdir()
-    done = run(["-c", RESTART, str(last)], tmp_path)
+    done = run_script(["-c", RESTART, str(last)], tmp_path)
     assert done.returncode == 0, done.stderr
     from_start, from_checkpoint = (json.loads(line) for line in done.stdout.splitlines()[-2:])
     same = {"data": "data/data.yaml", "imgsz": 320, "resume": False, "save_dir": "run"}

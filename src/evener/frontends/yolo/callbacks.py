@@ -87,14 +87,19 @@ def has_user_callbacks(callbacks: Mapping[str, list[Callable[[Any], object]]]) -
 def open_trackers(trainer: Any, events: Sequence[str]) -> None:
     """Let the experiment trackers of Ultralytics begin on a rank that leads instead of a lost one.
 
-    The user's own callbacks have run at these events on the lost rank.
+    The user's own callbacks have run at these events on the lost rank. Trackers that can go on with a run whose files
+    are in the folder of the training, such as Weights & Biases, do so.
 
     Args:
         trainer: of Ultralytics.
-        events: those of `OPENING` that have passed.
+        events: those of `OPENING` that have passed, and the start of the epoch in progress.
     """
-    for event in events:
-        for function in list(trainer.callbacks.get(event, [])):
-            module = getattr(function, "__module__", "") or ""
-            if module.startswith(_TRACKERS) and module != f"{_TRACKERS}base":
-                function(trainer)
+    resume, trainer.args.resume = trainer.args.resume, True
+    try:
+        for event in events:
+            for function in list(trainer.callbacks.get(event, [])):
+                module = getattr(function, "__module__", "") or ""
+                if module.startswith(_TRACKERS) and module != f"{_TRACKERS}base":
+                    function(trainer)
+    finally:
+        trainer.args.resume = resume

@@ -22,9 +22,9 @@ _NAME, _TASK, _ARCHITECTURE, _SETTINGS = "name", "task", "architecture", "settin
 
 
 def write_first_weights(model: Any, file: Path) -> None:
-    """Write `model`, a `YOLO` that was read from a `.pt`, into `file` for other nodes."""
+    """Write `model`, a `YOLO` that has weights of a `.pt`, into `file` for other nodes."""
     metadata = {
-        _NAME: Path(model.ckpt_path).name,
+        _NAME: Path(getattr(model, "ckpt_path", None) or "first.pt").name,
         _TASK: model.task,
         _ARCHITECTURE: json.dumps(model.model.yaml, default=str),
         _SETTINGS: json.dumps(model.overrides, default=str),

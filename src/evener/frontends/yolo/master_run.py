@@ -14,9 +14,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import yaml
 from msgspec.structs import replace
+from ultralytics.utils.metrics import ClassifyMetrics, DetMetrics, OBBMetrics, PoseMetrics, SegmentMetrics
 
 from evener.commands.engines import torch_backend
 from evener.commands.train_as_ranks import submit_ranks
@@ -26,21 +28,43 @@ from evener.frontends.yolo.data_place import described_here
 from evener.frontends.yolo.first_weights import write_first_weights
 from evener.frontends.yolo.local_training import LocalTraining
 from evener.frontends.yolo.overrides import yolo_config
+from evener.frontends.yolo.packed_training import packed_code
 from evener.frontends.yolo.rank import alone
-from evener.frontends.yolo.rank_on_node import FIRST_WEIGHTS
-from evener.frontends.yolo.results_io import restore_results
+from evener.frontends.yolo.rank_on_node import FIRST_WEIGHTS, USER_CODE, minor_version
+from evener.frontends.yolo.results_io import read_metrics, restore_results
 from evener.frontends.yolo.settings import YoloTraining, in_a_sentence, read_training
 from evener.ps.protocol.blob import Blob
 from evener.records.record import WEIGHTS, TrainRecord
 from evener.report.html import write_page
 from evener.training.console import open_console
 
+_METRICS: dict[str, type[Any]] = {
+    "detect": DetMetrics,
+    "segment": SegmentMetrics,
+    "classify": ClassifyMetrics,
+    "pose": PoseMetrics,
+    "obb": OBBMetrics,
+}
 _PROGRAM = Path(__file__).with_name("node_program.py")
 _NODE_TASK = Path(__file__).with_name("node_task.py")
-_CHOSEN_HERE = ("save_dir=", "project=", "name=", "exist_ok=")
-"""Overrides for the folder of the results, which is on this machine."""
+_CHOSEN_HERE = ("save_dir=", "exist_ok=")
+"""Overrides for the folder of the results, which is on this machine; trackers on the nodes show project and name."""
 _OF_THIS_MACHINE = ("model", "save_dir", "project", "name", "exist_ok", "epochs", "batch", "seed", "plots", "val")
 """Settings that are not sent to nodes, or are sent in another way."""
+
+
+class MasterResults(NamedTuple):
+    """Results of a training on the nodes of a master, besides the files in its folder.
+
+    Attributes:
+        record: of the run.
+        trainer: what the trainer says of the training, by attribute; its settings are `args`.
+        metrics: of the best weights, as Ultralytics has them for the task.
+    """
+
+    record: TrainRecord
+    trainer: dict[str, Any]
+    metrics: Any
 
 
 def train_yolo_as_ranks(config: RunConfig, *, as_json: bool, licence: str) -> TrainRecord:
@@ -49,38 +73,67 @@ def train_yolo_as_ranks(config: RunConfig, *, as_json: bool, licence: str) -> Tr
     Raises:
         EvenerError: the options cannot be combined, or the run ended early.
     """
-    open_console(as_json).print(licence)
-    overrides = yolo_config(config).overrides
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+    with _shown(as_json, licence):
         with alone(), in_a_sentence():
-            request = read_training(overrides)
-        try:
-            with _program(request.model) as program:
-                sent = _config_of_ranks(config, overrides, request.folder)
-                record = submit_ranks(sent, to_stderr=as_json, program=program)
-        finally:
-            if (request.folder / WEIGHTS).exists():  # also after a run that was stopped
-                with alone(), in_a_sentence():
-                    _write(request)
-    write_page(request.folder / "report.html", {request.folder.name: record}, title=f"YOLO: {request.folder.name}")
-    return record
+            training = read_training(yolo_config(config).overrides)
+        return train_on_nodes(config, training, to_stderr=as_json).record
+
+
+def train_on_nodes(config: RunConfig, training: YoloTraining, *, to_stderr: bool = False) -> MasterResults:
+    """Train on the nodes of a master, with the user's own model, callbacks and trainer class. Raises like the command.
+
+    Args:
+        config: of the run.
+        training: of the model.
+        to_stderr: keep stdout free.
+    """
+    code = packed_code(training)
+    results: dict[str, Any] = {}
+    metrics = _METRICS[training.model.task]()
+    try:
+        with _program(training.model, code) as program:
+            sent = _config_of_ranks(config, training.folder, {"python": minor_version()} if code else {})
+            record = submit_ranks(sent, to_stderr=to_stderr, program=program)
+    finally:
+        if (training.folder / WEIGHTS).exists():  # also after a run that was stopped
+            with alone(), in_a_sentence():
+                results = _take_results(training, metrics)
+    _write_page(training.folder, record)
+    return MasterResults(record, results, metrics)
 
 
 @contextlib.contextmanager
-def _program(model: Any) -> Iterator[Blob]:
-    """Pack the program for the nodes: the file that their ranks run, and the first weights of a `.pt`."""
+def _shown(as_json: bool, licence: str) -> Iterator[None]:
+    """Show the licence, and keep stdout free inside if the results are one line of JSON."""
+    open_console(as_json).print(licence)
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        yield
+
+
+def _write_page(folder: Path, record: TrainRecord) -> None:
+    write_page(folder / "report.html", {folder.name: record}, title=f"YOLO: {folder.name}")
+
+
+@contextlib.contextmanager
+def _program(model: Any, code: bytes) -> Iterator[Blob]:
+    """Pack the program for the nodes: the file that their ranks run, the model of a file, and the user's own code."""
     with tempfile.TemporaryDirectory(prefix="evener-yolo-") as name:
-        folder, files = Path(name), [_PROGRAM.name]
+        folder = Path(name)
         shutil.copy(_PROGRAM, folder)
+        description = Path(str(model.cfg or ""))
         if model.ckpt:
             write_first_weights(model, folder / FIRST_WEIGHTS)
-            files.append(FIRST_WEIGHTS)
-        yield Blob(folder, files)
+        elif description.is_file():  # not one of Ultralytics, which all nodes have
+            (folder / description.name).write_text(yaml.safe_dump(model.model.yaml))
+        if code:
+            (folder / USER_CODE).write_bytes(code)
+        yield Blob(folder, sorted(file.name for file in folder.iterdir()))
 
 
-def _config_of_ranks(config: RunConfig, overrides: tuple[str, ...], folder: Path) -> RunConfig:
-    """Return the config for the nodes: the file that they run, the overrides, and the folder of the data."""
-    sent = dict(word.split("=", 1) for word in overrides if "=" in word and not word.startswith(_CHOSEN_HERE))
+def _config_of_ranks(config: RunConfig, folder: Path, facts: dict[str, str]) -> RunConfig:
+    """Return the config for the nodes: the file that they run, the overrides, `facts`, and the folder of the data."""
+    overrides = [word for word in yolo_config(config).overrides if not word.startswith(_CHOSEN_HERE)]
+    sent = dict(word.split("=", 1) for word in overrides if "=" in word) | {"name": folder.name}
     data = Path(sent.get("data", ""))
     if data.is_file():
         sent["data"] = data.name
@@ -89,25 +142,32 @@ def _config_of_ranks(config: RunConfig, overrides: tuple[str, ...], folder: Path
         config,
         task=str(_PROGRAM),
         data=place,
-        option={"overrides": json.dumps(sent)},
+        option={"overrides": json.dumps(sent), **facts},
         output=folder,
         trusted_only=False,
     )
 
 
-def _write(request: YoloTraining) -> None:
-    """Write the files of Ultralytics from the results of the first rank."""
-    file, kind = request.folder / WEIGHTS, request.model._smart_load("trainer")
-    settings = {**request.settings, "task": request.model.task, "save_dir": str(request.folder), "device": "cpu"}
+def _take_results(training: YoloTraining, metrics: Any) -> dict[str, Any]:
+    """Write the files of Ultralytics from the results of the first rank, and let `metrics` have its metrics.
+
+    Returns:
+        What the trainer says of the training, by attribute; empty after one that was stopped.
+    """
+    file, model = training.folder / WEIGHTS, training.model
+    kind = training.trainer or model._smart_load("trainer")
+    settings = {**training.settings, "task": model.task, "save_dir": str(training.folder), "device": "cpu"}
     data = Path(str(settings.get("data", "")))
     with tempfile.TemporaryDirectory(prefix="evener-yolo-") as scratch:
         if data.is_file():
             settings["data"] = str(described_here(data.resolve().parent, data.name, Path(scratch)))
-        trainer = kind(overrides={**settings, "model": request.model.ckpt_path or request.model.cfg})
-    trainer.setup_model()  # with the classes of the data
+        trainer = kind(overrides={**settings, "model": getattr(model, "ckpt_path", None) or model.cfg})
+    trainer.model = trainer.get_model(cfg=model.model.yaml)  # with the classes of the data
     trainer.set_model_attributes()
-    restore_results(trainer.model, vars(trainer.args), file, request.folder)
+    restore_results(trainer.model, vars(trainer.args), file, training.folder)
+    results = read_metrics(file, metrics)
     file.unlink()
+    return {**results, "args": trainer.args} if results else {}
 
 
 def train_yolo_by_agreement(config: RunConfig, *, as_json: bool, licence: str) -> TrainRecord:
@@ -116,16 +176,26 @@ def train_yolo_by_agreement(config: RunConfig, *, as_json: bool, licence: str) -
     Raises:
         EvenerError: the options cannot be combined, or the run ended early.
     """
-    open_console(as_json).print(licence)
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+    with _shown(as_json, licence):
         with alone(), in_a_sentence():
-            request = read_training(yolo_config(config).overrides)
-        config, training = _prepared(config, request)
-        record = submit_agreement(config, torch_backend(training.task, config), training.task, to_stderr=as_json)
-        with alone():
-            finish(training, record)
-    write_page(request.folder / "report.html", {request.folder.name: record}, title=f"YOLO: {request.folder.name}")
-    return record
+            training = read_training(yolo_config(config).overrides)
+        return train_by_agreement(config, training, to_stderr=as_json)[0]
+
+
+def train_by_agreement(
+    config: RunConfig, training: YoloTraining, *, to_stderr: bool = False
+) -> tuple[TrainRecord, Any]:
+    """Train on nodes that train by themselves, with the user's own model. Raises like the command.
+
+    Returns:
+        The record, and the trainer of Ultralytics that has validated the result.
+    """
+    config, local = _prepared(config, training)
+    record = submit_agreement(config, torch_backend(local.task, config), local.task, to_stderr=to_stderr)
+    with alone():
+        finish(local, record)
+    _write_page(training.folder, record)
+    return record, local.trainer
 
 
 def _prepared(config: RunConfig, request: YoloTraining) -> tuple[RunConfig, LocalTraining]:
@@ -134,7 +204,8 @@ def _prepared(config: RunConfig, request: YoloTraining) -> tuple[RunConfig, Loca
     architecture = request.model.model.yaml
     weights = request.model.model if request.model.ckpt else None
     common |= {"task": request.model.task, "epochs": config.epochs or request.settings.get("epochs", 100)}
-    common |= {"batch": config.batch_size or request.settings.get("batch", 16), "seed": config.seed}
+    common |= {"batch": config.batch_size or request.settings.get("batch", 16)}
+    common |= {"seed": config.seed or request.settings.get("seed", 0)}
     local = {"model": config.task} | {name: request.settings.get(name, True) for name in ("plots", "val")}
     training = LocalTraining({**common, **local}, architecture, data_dir, weights=weights, folder=request.folder)
     return replace(
@@ -144,6 +215,7 @@ def _prepared(config: RunConfig, request: YoloTraining) -> tuple[RunConfig, Loca
         option={"settings": json.dumps(common), "architecture": json.dumps(architecture)},
         batch_size=common["batch"],
         epochs=common["epochs"],
+        seed=common["seed"],
         output=request.folder,
         trusted_only=False,
     ), training

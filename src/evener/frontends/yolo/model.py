@@ -19,15 +19,18 @@ from typing import Any
 import msgspec
 from torch import nn
 
+from evener.agreements.settings import Compression
 from evener.commands.pickled import pickled
 from evener.commands.train import choose_nodes, is_torchrun
 from evener.config.options import PATIENCE, NodesConfig
 from evener.frontends.programs.entry import is_rank, take_environment
 from evener.frontends.programs.options import ScriptConfig
-from evener.frontends.yolo.command import as_rank, on_local_nodes, require_loadable
-from evener.frontends.yolo.overrides import TASKS, YoloConfig, checkpoint_of, read_overrides
+from evener.frontends.yolo.callbacks import has_user_callbacks
+from evener.frontends.yolo.command import LICENCE, as_rank, on_local_nodes, require_loadable
+from evener.frontends.yolo.overrides import TASKS, YoloConfig, checkpoint_of, read_overrides, run_config
 from evener.frontends.yolo.rank import alone, yolo_rank
 from evener.launch.rank_environment import RankEnvironment
+from evener.records.agreement import AgreementName
 from evener.records.errors import InvalidInput, TrainingFailed
 from evener.records.record import TrainRecord
 from evener.records.search_record import SearchRecord
@@ -35,6 +38,7 @@ from evener.search.halving import Pruning
 from evener.search.options import DEFAULT_AHEAD
 from evener.system import accelerators
 from evener.system.signals import STOP_SIGNALS
+from evener.training.console import open_console
 
 require_loadable()
 with alone():
@@ -45,12 +49,11 @@ with alone():
     from ultralytics.utils import RANK
     from ultralytics.utils.torch_utils import parse_device
 
-    from evener.frontends.yolo.packed_training import packed_training, unpacked_training
+    from evener.frontends.yolo.packed_training import is_text, packed_training, unpacked_training
     from evener.frontends.yolo.settings import YoloTraining, plain_sentence
 
 _RESULTS = ".results.pickle"
 """File in the folder of a run: what its leader has at the end, until the process that started the run reads it."""
-_PLAIN = (str, int, float, bool, Path, list, tuple)
 
 
 class YOLO(PlainYOLO):
@@ -93,12 +96,21 @@ class YOLO(PlainYOLO):
         stationary: bool = False,
         elastic: bool | None = None,
         node_patience: float = PATIENCE,
+        master: str | None = None,
+        home: str | Path | None = None,
+        token: str | None = None,
+        token_file: str | Path | None = None,
+        ship_data: bool = False,
+        agreement: AgreementName | None = None,
+        local_steps: int | None = None,
+        compress: Compression | None = None,
         **settings: Any,
     ) -> Any:
-        """Train on nodes of this machine, or as a rank of torchrun or `evener run`.
+        """Train on nodes of this machine or of a master, or as a rank of torchrun or `evener run`.
 
-        The weights are those of one process. Callbacks run on the node that leads, in its process: under local nodes,
-        what they change in the objects of this process is not seen here.
+        The weights are those of one process, unless an agreement is named. Callbacks run on the node that leads, in its
+        process: what they change in the objects of this process is not seen here. On the nodes of a master the
+        callbacks and the trainer class are run as a program that this script submits; files that they write stay there.
 
         Args:
             trainer: your own trainer class, of Ultralytics' for this task.
@@ -109,6 +121,12 @@ class YOLO(PlainYOLO):
             stationary: whether every node keeps to images of its own.
             elastic: whether the run goes on without lost nodes; None: where it can.
             node_patience: seconds of silence after which a node counts as lost. `patience` is Ultralytics' early stop.
+            master, home, token, token_file: name a master on whose nodes to train, as options of `evener train` do.
+            ship_data: whether the folder of `data` is sent to the nodes of the master.
+            agreement: "average" or "diloco": nodes train by themselves, and a master merges their weights. They have
+                no callbacks and no trainer class of yours.
+            local_steps: batches between two merges; None: as many as usual.
+            compress: of the weights that are sent: "none", "bf16", "int8" or "top-k".
             settings: of Ultralytics: data, epochs, batch ...
 
         Returns:
@@ -130,7 +148,7 @@ class YOLO(PlainYOLO):
             raise InvalidInput(f"cfg={settings['cfg']}: name its settings one by one")
         settings, devices = _with_devices(settings, devices, nodes)
         settings = self._with_folder(settings)
-        named = [f"{key}={value}" for key, value in settings.items() if isinstance(value, _PLAIN) and value != ""]
+        named = [f"{key}={value}" for key, value in settings.items() if is_text(value)]
         config = YoloConfig(
             overrides=("train", f"model={self.overrides['model']}", *named),
             local_nodes=_speeds(nodes),
@@ -140,10 +158,20 @@ class YOLO(PlainYOLO):
             stationary=stationary,
             elastic=elastic,
             patience=node_patience,
+            ship_data=ship_data,
+            home=None if home is None else Path(home).expanduser(),
+            master=master,
+            token=token,
+            token_file=None if token_file is None else Path(token_file).expanduser(),
             goes_on=True,
         )
         read_overrides(config.overrides)
         training = YoloTraining(self, settings, Path(settings["save_dir"]), trainer)
+        merging = {"agreement": agreement, "local_steps": None if local_steps is None else str(local_steps)}
+        merging |= {"compress": compress}
+        if config.names_master or any(merging.values()):
+            self._train_on_master(config, training, {name: value for name, value in merging.items() if value})
+            return self.metrics
         if (taken := take_environment()) is not None:
             env, script = taken
             _rank_here(training, env, _under_evener_run(config, script))  # which shows the run
@@ -220,6 +248,37 @@ class YOLO(PlainYOLO):
         self.study = tuning.tune_model(self, others, places, iterations, prune=prune, joins=join, ahead=ahead)
         return None
 
+    def _train_on_master(self, config: YoloConfig, training: YoloTraining, agreement: dict[str, str]) -> None:
+        """Train on the nodes of a master, or on nodes that train by themselves; have the results."""
+        if is_rank() or "RANK" in os.environ:
+            raise InvalidInput("a master has nodes of its own: run the script with python, not as ranks of a launcher")
+        if config.names_master and (config.local_nodes is not None or config.devices != "all"):
+            raise InvalidInput("a master has nodes of its own: leave out nodes and devices, or what names the master")
+        options = run_config(config, **agreement)
+        from evener.frontends.yolo import master_run
+
+        open_console(to_stderr=False).print(LICENCE)
+        if options.agreement is None:
+            results = master_run.train_on_nodes(options, training)
+            self.record = results.record
+            self._take_weights(training.folder)
+            if results.trainer:
+                self.metrics = results.metrics
+            self._keep_trainer(results.trainer, training.folder)
+            return
+        if has_user_callbacks(self.callbacks) or training.trainer is not None:
+            own = "trainer" if training.trainer is not None else "callbacks"
+            raise InvalidInput(
+                f"{own} of your own do not go with agreement={options.agreement}: nodes train by themselves, without "
+                "Ultralytics' loop; leave them out, or train without an agreement"
+            )
+        if unknown := [name for name, value in training.settings.items() if value is not None and not is_text(value)]:
+            raise InvalidInput(f"{', '.join(unknown)} cannot be sent to nodes that train by themselves: leave it out")
+        self.record, trainer = master_run.train_by_agreement(options, training)
+        self._take_weights(training.folder)
+        self.trainer, self.metrics = trainer, trainer.validator.metrics
+        self._point_to(training.folder)
+
     def _with_folder(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return `settings` with the folder of the results, that of the checkpoint if a training is resumed."""
         resume = settings.get("resume", False)
@@ -243,16 +302,24 @@ class YOLO(PlainYOLO):
 
     def _take_results(self, folder: Path) -> None:
         """Have the weights and metrics of a training in other processes, as after one in this process."""
-        weights, file = folder / "weights", folder / _RESULTS
-        best, last = weights / "best.pt", weights / "last.pt"
-        self.model, self.ckpt = load_checkpoint(best if best.exists() else last)
-        self.predictor = None
-        self.overrides = self._reset_ckpt_args(self.model.args)
-        self.metrics, trainer = self.ckpt.get("train_metrics"), {}
+        file, trainer = folder / _RESULTS, {}
+        self._take_weights(folder)
         if file.exists():
             self.metrics, trainer = pickle.loads(file.read_bytes())
             file.unlink()
-        self.trainer = SimpleNamespace(**trainer, validator=SimpleNamespace(metrics=self.metrics))
+        self._keep_trainer(trainer, folder)
+
+    def _take_weights(self, folder: Path) -> None:
+        """Have the weights of a training, and the metrics that its checkpoint names."""
+        best, last = (folder / "weights" / name for name in ("best.pt", "last.pt"))
+        self.model, self.ckpt = load_checkpoint(best if best.exists() else last)
+        self.predictor = None
+        self.overrides = self._reset_ckpt_args(self.model.args)
+        self.metrics = self.ckpt.get("train_metrics")
+
+    def _keep_trainer(self, attributes: dict[str, Any], folder: Path) -> None:
+        """Have what a trainer in another process says of its training."""
+        self.trainer = SimpleNamespace(**attributes, validator=SimpleNamespace(metrics=self.metrics))
         self._point_to(folder)
 
     def _point_to(self, folder: Path) -> None:

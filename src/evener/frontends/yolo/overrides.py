@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, field
 from msgspec.structs import fields
@@ -254,14 +254,23 @@ def yolo_config(config: RunConfig) -> YoloConfig:
     )
 
 
-def run_config(config: YoloConfig) -> RunConfig:
-    """Return the same training as options of `evener train`. Raises like `read_master_overrides`."""
-    overrides = read_master_overrides(config.overrides, is_agreed=False)
+def run_config(config: YoloConfig, **agreement: Any) -> RunConfig:
+    """Return the same training as options of `evener train`.
+
+    Args:
+        config: of the training.
+        agreement: options of nodes that train by themselves, such as `local_steps`; none for ranks.
+
+    Raises:
+        InvalidInput: as from `read_master_overrides`, or an option does not go with the others.
+    """
+    overrides = read_master_overrides(config.overrides, is_agreed=bool(agreement))
     data = overrides.pop("data", None)
     same = {one.name for one in fields(RunConfig)} & {one.name for one in fields(YoloConfig)}
     return RunConfig(
         task=overrides.pop("model"),
         data=None if data is None else Path(data),
         option=overrides,
+        **agreement,
         **{name: getattr(config, name) for name in same},
     )

@@ -123,6 +123,7 @@ def _train(
         group, folder, is_first_here=trainer_rank.is_first_here, is_late=trainer_rank.is_late
     ) as rank_folder:
         trainer_rank.folder = folder
+        trainer_rank.run_name = folder.name if checkpoints is None else settings.get("name", "")
         settings |= {"save_dir": str(rank_folder), "device": _device(env)}
         trainer = distributed_trainer(own_trainer or model._smart_load("trainer"), trainer_rank)
         try:

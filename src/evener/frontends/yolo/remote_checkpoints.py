@@ -15,7 +15,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from evener.frontends.yolo.results_io import restore_results, write_results
+from evener.frontends.yolo.results_io import encode_metrics, restore_results, write_results
 from evener.ps.node.checkpoint_sender import CHECKPOINTS
 from evener.records.atomic import atomic_draft
 from evener.records.errors import InvalidFile, first_line
@@ -50,7 +50,7 @@ class RemoteCheckpoints:
 
     def leave(self, trainer: Any) -> None:
         """Write the results of the training for the user who submitted it."""
-        write_results(trainer, self._folder / WEIGHTS)
+        write_results(trainer, self._folder / WEIGHTS, metrics=encode_metrics(trainer))
 
     def is_due(self, *, ends_epoch: bool) -> bool:
         """Whether the leader is to write one now."""

@@ -47,6 +47,7 @@ class TrainerRank:
         trial: see above.
         work: which images each rank computes.
         folder: of the run, in which the leader writes; None: each rank keeps to its own.
+        run_name: of the run, as trackers show it; empty for that of the folder in which the rank writes.
         generations: of a run that goes on without ranks that are gone; None: this one does not.
         is_late: whether the run has begun without this rank.
         is_first_here: whether this rank works for the others of its machine, where one has to.
@@ -68,6 +69,7 @@ class TrainerRank:
         self._checkpoints = checkpoints
         self.work = ImageShares(env, group, shares, is_stationary=is_stationary, late_plan=late_plan, goes_on=goes_on)
         self.folder: Path | None = None
+        self.run_name = ""
         self.generations: Generations | None = None
         self.is_late = self._is_outside = late_plan is not None
         self._step = 1

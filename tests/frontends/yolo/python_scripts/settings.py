@@ -14,5 +14,5 @@ SETTINGS: dict[str, Any] = {
 
 def note(line: object) -> None:
     """Add a line to the file of what the script has seen; callbacks run in other processes."""
-    with Path("seen.txt").open("a", encoding="utf-8") as file:
+    with Path(__file__).with_name("seen.txt").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
