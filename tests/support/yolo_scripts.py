@@ -18,7 +18,7 @@ from support.yolo_commands import ENVIRONMENT, TESTS
 
 SCRIPTS = TESTS / "frontends" / "yolo" / "python_scripts"
 NAMES = sorted(file.stem for file in SCRIPTS.glob("*.py") if file.stem != "settings")
-REPEATING = ("twice", "resume", "train_from_weights", "transfer_weights")
+REPEATING = ("settings_of_the_model", "twice", "resume", "train_from_weights", "transfer_weights")
 """Scripts that train more than once, or write a file first, which the ranks of `evener run` would do at once."""
 OF_EVENER = {"plan.json", "record.json", "report.html", "events.jsonl", "scalars"}
 ROUNDED = 2e-5

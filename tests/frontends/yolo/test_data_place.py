@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from evener.frontends.yolo.data_place import described_here
+from evener.frontends.yolo.data_place import described_here, place_of
 from evener.records.errors import InvalidInput
 from support.refusals import refused
 
@@ -37,3 +37,14 @@ def test_invalid_description_is_refused_in_one_sentence(tmp_path: Path) -> None:
     folder = written(tmp_path, "path: [")
     with refused(InvalidInput):
         described_here(folder, "data.yaml", tmp_path)
+
+
+def test_data_are_sent_as_a_name_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "classes").mkdir()
+    (tmp_path / "data.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert place_of("classes") == (".", tmp_path / "classes")
+    assert described_here(tmp_path / "classes", ".", tmp_path) == tmp_path / "classes"
+    assert place_of("data.yaml") == ("data.yaml", tmp_path)
+    assert place_of("coco8.yaml") == ("coco8.yaml", None)  # Ultralytics knows it
+    assert place_of("") == ("", None)

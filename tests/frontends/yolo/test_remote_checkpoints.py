@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from evener.frontends.yolo import remote_checkpoints
@@ -121,14 +122,21 @@ def test_training_ended_before_its_first_epoch_restores_nothing(tmp_path: Path) 
     assert not (tmp_path / "here").exists()
 
 
+class Inner(SimpleNamespace):
+    """An object within metrics."""
+
+
+Inner.__module__ = "ultralytics.utils.metrics"
+
+
 def measured(**attributes: Any) -> Any:
     """Metrics as Ultralytics has them: numbers and arrays in an object, and in one that it contains."""
-    return SimpleNamespace(**attributes, box=SimpleNamespace(all_ap=[], nc=0), speed={"loss": 0.0})
+    return SimpleNamespace(**attributes, box=Inner(all_ap=[], nc=0), speed={"loss": 0.0})
 
 
 def test_metrics_are_sent_as_numbers(tmp_path: Path) -> None:
     trainer, file = trained(tmp_path / "there"), tmp_path / "results.safetensors"
-    found = measured(names={0: "dark"}, curve=np.array([[1.0, 0.5]], np.float32))
+    found = measured(names={np.int64(0): "dark"}, curve=np.array([[1.0, 0.5]], np.float32))
     found.box.all_ap, found.box.nc, found.box.hidden = np.eye(2), np.int64(2), object()
     trainer.validator, trainer.best_fitness = SimpleNamespace(metrics=found), np.float64(0.25)
     write_results(trainer, file, metrics=encode_metrics(trainer))
@@ -141,14 +149,18 @@ def test_metrics_are_sent_as_numbers(tmp_path: Path) -> None:
     assert (tmp_path / "here" / "weights" / "best.pt").exists()
 
 
+OF_TRAINER = dict.fromkeys(("fitness", "best_fitness", "epoch", "epochs", "start_epoch", "metrics"))
+
+
 @pytest.mark.parametrize(
     "content",
     [
         b"\xc1",
         msgspec.msgpack.encode([1]),
-        msgspec.msgpack.encode({"trainer": {}, "metrics": {"curve": {"array": ["<f8", [10**12], b""]}}}),
-        msgspec.msgpack.encode({"trainer": {}, "metrics": {"curve": {"array": ["O", [1], bytes(8)]}}}),
-        msgspec.msgpack.encode({"trainer": {}, "metrics": {5: 1}}),
+        msgspec.msgpack.encode({"trainer": {}, "metrics": {}}),
+        msgspec.msgpack.encode({"trainer": OF_TRAINER, "metrics": {"curve": {"array": ["<f8", [10**12], b""]}}}),
+        msgspec.msgpack.encode({"trainer": OF_TRAINER, "metrics": {"curve": {"array": ["O", [1], bytes(8)]}}}),
+        msgspec.msgpack.encode({"trainer": OF_TRAINER, "metrics": {5: 1}}),
     ],
 )
 def test_metrics_of_a_hostile_node_are_refused_in_one_sentence(content: bytes, tmp_path: Path) -> None:
@@ -156,6 +168,19 @@ def test_metrics_of_a_hostile_node_are_refused_in_one_sentence(content: bytes, t
     write_results(trained(tmp_path / "there"), file, metrics=content)
     with pytest.raises(InvalidFile):
         read_metrics(file, measured())
+    save_file({"metrics": torch.zeros(3, dtype=torch.bfloat16)}, file)
+    with pytest.raises(InvalidFile):
+        read_metrics(file, measured())
+
+
+def test_metrics_that_are_no_numbers_do_not_end_a_training_that_is_over(tmp_path: Path) -> None:
+    trainer = trained(tmp_path / "there")
+    circle = list[Any]()
+    circle.append(circle)
+    trainer.validator = SimpleNamespace(metrics=SimpleNamespace(circle=circle, owner=trainer))
+    assert encode_metrics(trainer) == b""
+    write_results(trainer, tmp_path / "results.safetensors", metrics=b"")
+    assert read_metrics(tmp_path / "results.safetensors", measured()) == {}
 
 
 def test_metrics_of_a_node_leave_what_their_class_defines(tmp_path: Path) -> None:
@@ -164,8 +189,9 @@ def test_metrics_of_a_node_leave_what_their_class_defines(tmp_path: Path) -> Non
             return 1.0
 
     file, metrics = tmp_path / "results.safetensors", Metrics()
-    content = {"trainer": dict.fromkeys(("fitness", "best_fitness", "epoch", "epochs", "start_epoch", "metrics"))}
-    sent = msgspec.msgpack.encode({**content, "metrics": {"fitness": 5, "__class__": 3, "names": {0: "dark"}}})
+    sent = msgspec.msgpack.encode(
+        {"trainer": OF_TRAINER, "metrics": {"fitness": 5, "__class__": 3, "names": {0: "dark"}}}
+    )
     write_results(trained(tmp_path / "there"), file, metrics=sent)
     read_metrics(file, metrics)
     assert (metrics.fitness(), vars(metrics)) == (1.0, {"names": {0: "dark"}})

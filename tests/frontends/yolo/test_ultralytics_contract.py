@@ -15,7 +15,7 @@ pytestmark = needs_ultralytics
 
 ROOM = Path(__file__).parents[3] / "src" / "evener" / "frontends" / "yolo"
 IMPORTED = {
-    "ultralytics.cfg": ["CFG_INT_KEYS", "get_cfg", "get_save_dir", "smart_value"],
+    "ultralytics.cfg": ["CFG_INT_KEYS", "TASK2DATA", "get_cfg", "get_save_dir", "smart_value"],
     "ultralytics.engine.model": ["Model"],
     "ultralytics.engine.trainer": ["BaseTrainer"],
     "ultralytics.engine.tuner": ["Tuner"],
@@ -31,7 +31,14 @@ IMPORTED = {
     "ultralytics.nn.tasks": ["load_checkpoint"],
     "ultralytics.utils": ["RANK"],
     "ultralytics.utils.callbacks.base": ["get_default_callbacks"],
-    "ultralytics.utils.metrics": ["ClassifyMetrics", "DetMetrics", "OBBMetrics", "PoseMetrics", "SegmentMetrics"],
+    "ultralytics.utils.metrics": [
+        "ClassifyMetrics",
+        "ConfusionMatrix",
+        "DetMetrics",
+        "OBBMetrics",
+        "PoseMetrics",
+        "SegmentMetrics",
+    ],
     "ultralytics.utils.loss": ["E2EDetectLoss", "E2ELoss", "v8ClassificationLoss", "v8DetectionLoss"],
     "ultralytics.utils.plotting": ["plot_tune_results"],
     "ultralytics.utils.torch_utils": ["parse_device", "unwrap_model"],

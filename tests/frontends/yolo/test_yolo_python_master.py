@@ -16,8 +16,8 @@ from support.yolo_commands import ENVIRONMENT
 from support.yolo_scripts import DOUBLE, NAMES, prepare, require_same_results, run_script, seen
 
 pytestmark = [needs_ultralytics, pytest.mark.slow, pytest.mark.timeout(600)]
-WITH_FILES = ("callback_keeps_checkpoints", "resume")
-"""Scripts whose callbacks write files on the leading node, which the script does not find here."""
+WITH_FILES = ("callback_keeps_checkpoints", "named_run", "resume")
+"""Scripts with files besides the results, which stay on the leading node or are refused."""
 
 
 @pytest.fixture
@@ -129,6 +129,8 @@ REFUSED = {
     "home={home!r}, nodes='1,1'": "a master has nodes of its own",
     "home={home!r}, agreement='average', trainer=DetectionTrainer": "trainer of your own do not go with",
     "home={home!r}, agreement='average', nbs=8": "every batch of a node is a step",
+    "home={home!r}, pretrained='other.pt'": "name these weights as the model",
+    "home={home!r}, save_period=1": "best.pt and last.pt come back",
     "home={home!r}, local_steps=5": "--local-steps belongs to --agreement",
     "home={home!r}, stationary=True": "--stationary",
     "master='127.0.0.1:1', token='x'": "a token begins with",

@@ -84,6 +84,18 @@ def has_user_callbacks(callbacks: Mapping[str, list[Callable[[Any], object]]]) -
     )
 
 
+def without_trackers(callbacks: Mapping[str, list[Callable[[Any], object]]]) -> dict[str, list[Any]]:
+    """Return callbacks by event, without those that Ultralytics adds itself when it trains or validates."""
+    rest = {event: [one for one in functions if not _is_added(one)] for event, functions in callbacks.items()}
+    return {event: functions for event, functions in rest.items() if functions}
+
+
+def _is_added(function: Any) -> bool:
+    """Return whether Ultralytics adds a callback itself: a tracker's, or that of its own statistics."""
+    module = getattr(function, "__module__", "") or ""
+    return module.startswith(("ultralytics.utils.events", _TRACKERS)) and module != f"{_TRACKERS}base"
+
+
 def open_trackers(trainer: Any, events: Sequence[str]) -> None:
     """Let the experiment trackers of Ultralytics begin on a rank that leads instead of a lost one.
 

@@ -309,7 +309,7 @@ def _set_up(
     if data_dir is not None:
         overrides["data"] = str(described_here(data_dir, settings["data"], folder))
     with alone(), quiet_ultralytics(), in_a_sentence():
-        trainer = type(f"Local{base.__name__}", (base,), {"run_callbacks": _keep_silent})(overrides=overrides)
+        trainer = type(f"Local{base.__name__}", (base,), {"run_callbacks": keep_silent})(overrides=overrides)
         trainer.model = trainer.get_model(cfg=architecture, weights=weights, verbose=False)
         trainer._setup_train()
     torch.set_num_threads(threads)  # Ultralytics takes those of the whole machine
@@ -317,5 +317,5 @@ def _set_up(
     return trainer
 
 
-def _keep_silent(_trainer: Any, _event: str) -> None:
+def keep_silent(_trainer: Any, _event: str) -> None:
     """Trackers of experiments would hear of every node's part."""

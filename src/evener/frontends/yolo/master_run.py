@@ -13,22 +13,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 from msgspec.structs import replace
-from ultralytics.utils.metrics import ClassifyMetrics, DetMetrics, OBBMetrics, PoseMetrics, SegmentMetrics
+from ultralytics.cfg import TASK2DATA
+from ultralytics.utils.metrics import (
+    ClassifyMetrics,
+    ConfusionMatrix,
+    DetMetrics,
+    OBBMetrics,
+    PoseMetrics,
+    SegmentMetrics,
+)
 
 from evener.commands.engines import torch_backend
 from evener.commands.train_as_ranks import submit_ranks
 from evener.commands.train_by_agreement import submit_agreement
 from evener.config.run_config import RunConfig
-from evener.frontends.yolo.data_place import described_here
+from evener.frontends.yolo.data_place import described_here, place_of
 from evener.frontends.yolo.first_weights import write_first_weights
-from evener.frontends.yolo.local_training import LocalTraining
+from evener.frontends.yolo.local_training import LocalTraining, keep_silent
 from evener.frontends.yolo.overrides import yolo_config
-from evener.frontends.yolo.packed_training import packed_code
+from evener.frontends.yolo.packed_training import is_text, packed_code
 from evener.frontends.yolo.rank import alone
 from evener.frontends.yolo.rank_on_node import FIRST_WEIGHTS, USER_CODE, minor_version
 from evener.frontends.yolo.results_io import read_metrics, restore_results
@@ -47,9 +56,21 @@ _METRICS: dict[str, type[Any]] = {
 }
 _PROGRAM = Path(__file__).with_name("node_program.py")
 _NODE_TASK = Path(__file__).with_name("node_task.py")
-_CHOSEN_HERE = ("save_dir=", "exist_ok=")
+_CHOSEN_HERE = ("save_dir", "exist_ok")
 """Overrides for the folder of the results, which is on this machine; trackers on the nodes show project and name."""
-_OF_THIS_MACHINE = ("model", "save_dir", "project", "name", "exist_ok", "epochs", "batch", "seed", "plots", "val")
+_OF_THIS_MACHINE = (
+    "model",
+    "save_dir",
+    "project",
+    "name",
+    "exist_ok",
+    "epochs",
+    "batch",
+    "seed",
+    "plots",
+    "val",
+    "pretrained",
+)
 """Settings that are not sent to nodes, or are sent in another way."""
 
 
@@ -87,19 +108,35 @@ def train_on_nodes(config: RunConfig, training: YoloTraining, *, to_stderr: bool
         training: of the model.
         to_stderr: keep stdout free.
     """
+    training = _completed(training)
     code = packed_code(training)
+    with alone(), in_a_sentence():
+        trainer = _trainer_here(training)
     results: dict[str, Any] = {}
     metrics = _METRICS[training.model.task]()
     try:
-        with _program(training.model, code) as program:
-            sent = _config_of_ranks(config, training.folder, {"python": minor_version()} if code else {})
+        with _program(training, code) as program:
+            sent = _config_of_ranks(config, training, {"python": minor_version()} if code else {})
             record = submit_ranks(sent, to_stderr=to_stderr, program=program)
     finally:
         if (training.folder / WEIGHTS).exists():  # also after a run that was stopped
             with alone(), in_a_sentence():
-                results = _take_results(training, metrics)
+                results = _take_results(training, trainer, metrics)
     _write_page(training.folder, record)
     return MasterResults(record, results, metrics)
+
+
+def _completed(training: YoloTraining) -> YoloTraining:
+    """Return `training` with the settings that Ultralytics takes from the model's file where the user names none."""
+    model, settings = training.model, training.settings
+    of_model = {name: value for name, value in model.overrides.items() if name not in ("model", "task")}
+    data = settings.get("data") or TASK2DATA[model.task]
+    return training._replace(settings={**of_model, **settings, "data": data})
+
+
+def _begins_with_weights(training: YoloTraining) -> bool:
+    """Return whether the training begins with the weights of its model, and not with drawn ones."""
+    return bool(training.model.ckpt) and training.settings.get("pretrained") is not False
 
 
 @contextlib.contextmanager
@@ -115,57 +152,71 @@ def _write_page(folder: Path, record: TrainRecord) -> None:
 
 
 @contextlib.contextmanager
-def _program(model: Any, code: bytes) -> Iterator[Blob]:
-    """Pack the program for the nodes: the file that their ranks run, the model of a file, and the user's own code."""
+def _program(training: YoloTraining, code: bytes) -> Iterator[Blob]:
+    """Pack the program for the nodes: the file that their ranks run, the model, and the user's own code."""
+    model = training.model
     with tempfile.TemporaryDirectory(prefix="evener-yolo-") as name:
         folder = Path(name)
         shutil.copy(_PROGRAM, folder)
-        description = Path(str(model.cfg or ""))
-        if model.ckpt:
+        if _begins_with_weights(training):
             write_first_weights(model, folder / FIRST_WEIGHTS)
-        elif description.is_file():  # not one of Ultralytics, which all nodes have
-            (folder / description.name).write_text(yaml.safe_dump(model.model.yaml))
+        else:
+            (folder / _description_of(model)).write_text(yaml.safe_dump(model.model.yaml))
         if code:
             (folder / USER_CODE).write_bytes(code)
         yield Blob(folder, sorted(file.name for file in folder.iterdir()))
 
 
-def _config_of_ranks(config: RunConfig, folder: Path, facts: dict[str, str]) -> RunConfig:
+def _description_of(model: Any) -> str:
+    """Return the name of the file that describes a model, by which Ultralytics tells its size."""
+    return Path(model.cfg or model.model.yaml["yaml_file"]).name
+
+
+def _config_of_ranks(config: RunConfig, training: YoloTraining, facts: dict[str, str]) -> RunConfig:
     """Return the config for the nodes: the file that they run, the overrides, `facts`, and the folder of the data."""
-    overrides = [word for word in yolo_config(config).overrides if not word.startswith(_CHOSEN_HERE)]
-    sent = dict(word.split("=", 1) for word in overrides if "=" in word) | {"name": folder.name}
-    data = Path(sent.get("data", ""))
-    if data.is_file():
-        sent["data"] = data.name
-    place = data.resolve().parent if data.is_file() else None
+    sent = {name: str(value) for name, value in training.settings.items() if is_text(value)}
+    sent |= dict(word.split("=", 1) for word in yolo_config(config).overrides if "=" in word)
+    sent = {name: value for name, value in sent.items() if name not in _CHOSEN_HERE} | {"name": training.folder.name}
+    sent["data"], place = place_of(str(training.settings["data"]))
+    if not _begins_with_weights(training):
+        sent["model"] = _description_of(training.model)
     return replace(
         config,
         task=str(_PROGRAM),
         data=place,
         option={"overrides": json.dumps(sent), **facts},
-        output=folder,
+        output=training.folder,
         trusted_only=False,
     )
 
 
-def _take_results(training: YoloTraining, metrics: Any) -> dict[str, Any]:
+def _trainer_here(training: YoloTraining) -> Any:
+    """Return a trainer of Ultralytics for the results of the nodes, with settings and data, that trains nothing."""
+    model = training.model
+    kind = training.trainer or model._smart_load("trainer")
+    settings = {**training.settings, "task": model.task, "save_dir": str(training.folder), "device": "cpu"}
+    data = Path(str(settings["data"]))
+    with tempfile.TemporaryDirectory(prefix="evener-yolo-") as scratch:
+        if data.is_file():
+            settings["data"] = str(described_here(data.resolve().parent, data.name, Path(scratch)))
+        silent = type(f"Silent{kind.__name__}", (kind,), {"run_callbacks": keep_silent})
+        return silent(overrides={**settings, "model": model.overrides["model"]})
+
+
+def _take_results(training: YoloTraining, trainer: Any, metrics: Any) -> dict[str, Any]:
     """Write the files of Ultralytics from the results of the first rank, and let `metrics` have its metrics.
 
     Returns:
         What the trainer says of the training, by attribute; empty after one that was stopped.
     """
-    file, model = training.folder / WEIGHTS, training.model
-    kind = training.trainer or model._smart_load("trainer")
-    settings = {**training.settings, "task": model.task, "save_dir": str(training.folder), "device": "cpu"}
-    data = Path(str(settings.get("data", "")))
-    with tempfile.TemporaryDirectory(prefix="evener-yolo-") as scratch:
-        if data.is_file():
-            settings["data"] = str(described_here(data.resolve().parent, data.name, Path(scratch)))
-        trainer = kind(overrides={**settings, "model": getattr(model, "ckpt_path", None) or model.cfg})
-    trainer.model = trainer.get_model(cfg=model.model.yaml)  # with the classes of the data
+    file = training.folder / WEIGHTS
+    weights = training.model.model if _begins_with_weights(training) else None
+    trainer.model = trainer.get_model(cfg=deepcopy(training.model.model.yaml), weights=weights)
     trainer.set_model_attributes()
     restore_results(trainer.model, vars(trainer.args), file, training.folder)
+    metrics.confusion_matrix = ConfusionMatrix(task=training.model.task)
     results = read_metrics(file, metrics)
+    metrics.save_dir = training.folder
     file.unlink()
     return {**results, "args": trainer.args} if results else {}
 
@@ -190,7 +241,7 @@ def train_by_agreement(
     Returns:
         The record, and the trainer of Ultralytics that has validated the result.
     """
-    config, local = _prepared(config, training)
+    config, local = _prepared(config, _completed(training))
     record = submit_agreement(config, torch_backend(local.task, config), local.task, to_stderr=to_stderr)
     with alone():
         finish(local, record)
@@ -201,8 +252,8 @@ def train_by_agreement(
 def _prepared(config: RunConfig, request: YoloTraining) -> tuple[RunConfig, LocalTraining]:
     """The run of the task that nodes are sent, and that task with its first weights."""
     common, data_dir = _common_settings(request.settings)
-    architecture = request.model.model.yaml
-    weights = request.model.model if request.model.ckpt else None
+    architecture = deepcopy(request.model.model.yaml)
+    weights = request.model.model if _begins_with_weights(request) else None
     common |= {"task": request.model.task, "epochs": config.epochs or request.settings.get("epochs", 100)}
     common |= {"batch": config.batch_size or request.settings.get("batch", 16)}
     common |= {"seed": config.seed or request.settings.get("seed", 0)}
@@ -222,12 +273,10 @@ def _prepared(config: RunConfig, request: YoloTraining) -> tuple[RunConfig, Loca
 
 
 def _common_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
-    """Return the settings that all nodes share, and the folder of the description of the data if it is a file here."""
+    """Return the settings that all nodes share, and the folder of the data if they are on this machine."""
     common = {key: value for key, value in settings.items() if key not in _OF_THIS_MACHINE}
-    file = Path(str(common.get("data", "")))
-    if not file.is_file():
-        return common, None
-    return {**common, "data": file.name}, file.resolve().parent
+    name, folder = place_of(str(common["data"]))
+    return {**common, "data": name}, folder
 
 
 def finish(training: LocalTraining, record: TrainRecord) -> None:

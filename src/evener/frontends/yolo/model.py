@@ -50,7 +50,7 @@ with alone():
     from ultralytics.utils.torch_utils import parse_device
 
     from evener.frontends.yolo.packed_training import is_text, packed_training, unpacked_training
-    from evener.frontends.yolo.settings import YoloTraining, plain_sentence
+    from evener.frontends.yolo.settings import AS_THEY_ARE, YoloTraining, plain_sentence
 
 _RESULTS = ".results.pickle"
 """File in the folder of a run: what its leader has at the end, until the process that started the run reads it."""
@@ -254,6 +254,10 @@ class YOLO(PlainYOLO):
             raise InvalidInput("a master has nodes of its own: run the script with python, not as ranks of a launcher")
         if config.names_master and (config.local_nodes is not None or config.devices != "all"):
             raise InvalidInput("a master has nodes of its own: leave out nodes and devices, or what names the master")
+        nothing = [
+            f"{key}=None" for key, value in training.settings.items() if value is None and key not in AS_THEY_ARE
+        ]
+        config = msgspec.structs.replace(config, overrides=(*config.overrides, *nothing))
         options = run_config(config, **agreement)
         from evener.frontends.yolo import master_run
 

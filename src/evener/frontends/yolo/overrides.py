@@ -43,7 +43,11 @@ _TAKEN = (
 _NO_RESUME = ("", "false", "none", "0")
 _URL_AS_PATH = re.compile(r"^([a-z]{2,}):/(?=[^/])")
 """An address that was read as a path, which has lost a slash."""
-_NOT_ON_MASTER = {"resume": "a master goes on by itself, when it or its nodes are started again"}
+_NOT_ON_MASTER = {
+    "resume": "a master goes on by itself, when it or its nodes are started again",
+    "save_period": "best.pt and last.pt come back from the nodes",
+    "pretrained": "name these weights as the model",
+}
 """Settings of Ultralytics that a training on a master's nodes does not take, and why."""
 _NOT_AGREED = {
     "freeze": "nodes are sent what is trained",
@@ -181,7 +185,8 @@ def read_master_overrides(overrides: tuple[str, ...], *, is_agreed: bool) -> dic
     if is_agreed and is_automatic(batch := settings.get("batch", "16")):
         raise InvalidInput(f"batch={batch} does not go with --agreement: nodes train independently; name a number")
     for key, reason in (_NOT_ON_MASTER | (_NOT_AGREED if is_agreed else {})).items():
-        if settings.get(key, "").lower() not in ("", "none", "false", "0"):
+        value = settings.get(key, "").lower()
+        if value not in ("", "none", "false", "0", "-1") and (key, value) != ("pretrained", "true"):
             where = "--agreement" if is_agreed else "a master's nodes"
             raise InvalidInput(f"{key}={settings[key]} does not go with {where}: {reason}")
     return settings

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,7 @@ from ultralytics.utils.callbacks.base import get_default_callbacks
 
 from evener.commands.pickled import pickled
 from evener.data.tasks.load import needing_extras
+from evener.frontends.yolo.callbacks import without_trackers
 from evener.frontends.yolo.rank import alone
 from evener.frontends.yolo.settings import YoloTraining
 from evener.records.errors import InvalidInput, first_line
@@ -93,12 +94,12 @@ def packed_code(training: YoloTraining) -> bytes:
         MissingExtra: cloudpickle is not installed.
         InvalidInput: something in it cannot be pickled.
     """
-    callbacks = _with_functions(training.model.callbacks)
-    settings = {name: value for name, value in training.settings.items() if not is_text(value)}
+    callbacks = without_trackers(training.model.callbacks)
+    settings = {name: value for name, value in training.settings.items() if value is not None and not is_text(value)}
     modules = [sys.modules["__main__"], *_modules_of_script()]
     sent = _PackedCode(
-        callbacks=None if callbacks == _with_functions(get_default_callbacks()) else callbacks,
-        settings={name: value for name, value in settings.items() if value not in (None, "")},
+        callbacks=None if callbacks == without_trackers(get_default_callbacks()) else callbacks,
+        settings={name: value for name, value in settings.items() if not isinstance(value, str)},
         trainer=training.trainer,
         classes=_model_classes(modules),
     )
@@ -115,18 +116,13 @@ def with_code(training: YoloTraining, packed: bytes) -> YoloTraining:
     except (ImportError, AttributeError) as error:
         raise InvalidInput(
             f"the callbacks or the trainer of the script cannot be loaded here ({first_line(error)}): install on this "
-            "node what they import"
+            "node what they import, and import modules beside the script at its top"
         ) from error
     _define(sent.classes)
     if sent.callbacks is not None:
         training.model.callbacks.clear()
         training.model.callbacks.update(sent.callbacks)
     return training._replace(settings={**training.settings, **sent.settings}, trainer=sent.trainer)
-
-
-def _with_functions(callbacks: Mapping[str, list[Callable[[Any], object]]]) -> dict[str, list[Callable[[Any], object]]]:
-    """Return the events that have callbacks."""
-    return {event: list(functions) for event, functions in callbacks.items() if functions}
 
 
 def _model_classes(modules: Iterable[ModuleType]) -> Classes:
@@ -158,9 +154,10 @@ def _modules_of_script() -> list[ModuleType]:
 
 def _is_imported_from(folder: Path, module: ModuleType) -> bool:
     """Return whether a module, or its package, is imported by being in `folder`."""
-    top = sys.modules.get(module.__name__.partition(".")[0])
+    name = module.__name__.partition(".")[0]
+    top = sys.modules.get(name)
     file = getattr(top, "__file__", None)
-    if file is None:
+    if file is None or name in ("ultralytics", "evener") or "site-packages" in folder.parts:
         return False
     place = Path(file).resolve().parent
     return folder == (place.parent if hasattr(top, "__path__") else place)

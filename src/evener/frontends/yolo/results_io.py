@@ -77,10 +77,16 @@ def restore_results(
 
 
 def encode_metrics(trainer: Any) -> bytes:
-    """Return the metrics of the best weights of a training, and what its trainer says of it, without code."""
+    """Return the metrics of the best weights of a training, and what its trainer says of it, without code.
+
+    Metrics of the user's own that are more than numbers, text and arrays are left out; then this is empty.
+    """
     own = {name: getattr(trainer, name, None) for name in _OF_TRAINER}
-    found = getattr(trainer.validator, "metrics", None)
-    return msgspec.msgpack.encode(_plain({"trainer": own, "metrics": vars(found) if found is not None else {}}))
+    metrics = getattr(trainer.validator, "metrics", None)
+    try:
+        return msgspec.msgpack.encode(_plain({"trainer": own, "metrics": vars(metrics) if metrics else {}}))
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return b""
 
 
 def read_metrics(file: Path, metrics: Any) -> dict[str, Any]:
@@ -99,29 +105,30 @@ def read_metrics(file: Path, metrics: Any) -> dict[str, Any]:
     with safe_open(file, framework="pt") as results:
         if _METRICS not in results.keys():  # noqa: SIM118 - it is no dict
             return {}
-        data = results.get_tensor(_METRICS).numpy().tobytes()
+        tensor = results.get_tensor(_METRICS)
     try:
+        data = tensor.view(torch.uint8).numpy().tobytes()
         content = _with_arrays(decode_msgpack(data))
         _fill(metrics, content["metrics"])
         return {name: content["trainer"][name] for name in _OF_TRAINER}
-    except (*NOT_DECODED, ValueError, TypeError, LookupError, AttributeError) as error:
+    except (*NOT_DECODED, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         raise InvalidFile(f"the metrics that came from the nodes cannot be read: {error}") from error
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` for a message: numbers, text, arrays and attributes of objects; None for anything else."""
+    """Return `value` for a message: numbers, text, arrays, attributes of Ultralytics' objects; None for all else."""
     if isinstance(value, np.ndarray):
         is_numbers = value.dtype.kind in "biuf"
         return {_ARRAY: [value.dtype.str, value.shape, value.tobytes()]} if is_numbers else _plain(value.tolist())
     if isinstance(value, np.generic | Tensor):
         return _plain(value.tolist())
     if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
+        return {_plain(name): _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    return _plain(getattr(value, "__dict__", None))
+    return _plain(vars(value)) if type(value).__module__.startswith("ultralytics.") else None
 
 
 def _with_arrays(value: Any) -> Any:

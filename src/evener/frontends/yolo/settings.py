@@ -24,7 +24,8 @@ _OF_MODELS = (*_OF_FILES, TypeError, AttributeError, NameError, SyntaxError, EOF
 """What it raises where a file is no model."""
 _LONGEST = 300
 """Characters of what it raises that are told."""
-_AS_THEY_ARE = ("name", "project", "save_dir", "model", "data")
+AS_THEY_ARE = ("name", "project", "save_dir", "model", "data")
+"""Settings that are text, and never numbers or None."""
 
 
 class YoloTraining(NamedTuple):
@@ -45,7 +46,7 @@ class YoloTraining(NamedTuple):
 
 def typed(settings: Mapping[str, str]) -> dict[str, Any]:
     """Return settings with their values, from text."""
-    return {key: value if key in _AS_THEY_ARE else smart_value(value) for key, value in settings.items()}
+    return {key: value if key in AS_THEY_ARE else smart_value(value) for key, value in settings.items()}
 
 
 def read_training(overrides: tuple[str, ...], model: Any = None) -> YoloTraining:

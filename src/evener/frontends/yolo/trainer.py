@@ -72,13 +72,16 @@ class DistributedTrainer(BaseTrainer):
         super().__init__(*arguments, **named)
         if self.trainer_rank.env.node.threads is not None:
             torch.set_num_threads(threads)  # Ultralytics takes those of the whole machine
-        self.args.name = self.trainer_rank.run_name or self.args.name  # by which trackers name the run
         self.callbacks = LeaderCallbacks(self.callbacks, lambda: self.trainer_rank.leads)
 
     def run_callbacks(self, event: str) -> None:
         """Handle an event: callbacks on the leader alone, and the work of ranks on every rank."""
+        if event == OPENING[0]:
+            self.args.name = self.trainer_rank.run_name or self.args.name  # by which trackers name the run
         if self.trainer_rank.leads:
             self._run_on_leader(event)
+        if event == OPENING[0]:
+            self.trainer_rank.share_random_state()
         if event in OPENING or event == "on_train_epoch_start":
             self._passed = [one for one in self._passed if one != event] + [event]
         elif event == "on_fit_epoch_end":

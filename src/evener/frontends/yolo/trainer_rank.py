@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 from torch import nn
 
 from evener.comm.group import Group
@@ -132,6 +133,11 @@ class TrainerRank:
         """Broadcast the plain value of the leader."""
         message = msgspec.msgpack.encode(value, enc_hook=float) if self.group.is_leader else b""
         return decode_msgpack(self.group.all_gather_bytes(message)[0]) if self.group.size > 1 else value
+
+    def share_random_state(self) -> None:
+        """Let all ranks draw first weights as the leader does, whose callbacks may have drawn or seeded."""
+        state = self.of_leader(torch.get_rng_state().numpy().tobytes())
+        torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
     def begin(self, trainer: Any, model: nn.Module) -> None:
         """Divide the batches of `trainer`, which has all that it needs.
