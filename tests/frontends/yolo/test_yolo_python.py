@@ -165,6 +165,40 @@ def test_callback_stops_all_nodes_at_the_end_of_the_epoch(event: str, val: bool,
     assert seen(script.parent) == ["0"] * batches + ["2"]  # one line below the head
 
 
+CELLS = """
+from pathlib import Path
+
+from evener.yolo import YOLO
+from settings import SETTINGS
+from ultralytics.models.yolo.detect import DetectionTrainer
+
+assert "__file__" not in globals()
+
+
+class Mine(DetectionTrainer):
+    pass
+
+
+def after_epoch(trainer):
+    with Path("seen.txt").open("a") as file:
+        file.write(f"{trainer.epoch} {isinstance(trainer, Mine)}\\n")
+
+
+model = YOLO("yolov8n.yaml")
+model.add_callback("on_fit_epoch_end", after_epoch)
+results = model.train(trainer=Mine, nodes="1,0.5", shares="5,3", **SETTINGS)
+assert "metrics/mAP50(B)" in results.results_dict
+"""
+
+
+@pytest.mark.slow
+def test_callbacks_and_trainers_of_a_notebook_lie_in_no_file(tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "run", "train_from_yaml", is_plain=True).parent
+    done = run_script(["-c", CELLS], folder)
+    assert done.returncode == 0, done.stderr
+    assert seen(folder) == ["0 True", "1 True", "2 True", "3 True"]
+
+
 REFUSED = {
     "device=0": "there is no GPU 0 here",
     "device=[0, 1]": "there is no GPU 0 here",
