@@ -408,8 +408,11 @@ def _errors_of_callbacks() -> Iterator[None]:
 def _rank_here(training: YoloTraining, env: RankEnvironment, config: YoloConfig) -> None:
     """Run a rank with the user's own object."""
     yolo_rank(env, config, read=partial(_chosen, training))
-    training.model._point_to(_folder_of(config))
-    training.model.leader = training.model.trainer.trainer_rank.leads
+    trainer_rank = training.model.trainer.trainer_rank
+    training.model._point_to(
+        trainer_rank.folder
+    )  # the first rank's: another may have chosen a name that was free later
+    training.model.leader = trainer_rank.leads
 
 
 def _rank_in_process(packed: bytes, env: RankEnvironment, config: YoloConfig) -> None:
