@@ -187,14 +187,14 @@ def test_events_of_a_run_are_bounded_in_bytes() -> None:
 
 def test_rank_journal_is_compacted_and_keeps_its_last_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evener.ps.master.ranks.rank_journal._MIN_COMPACTED_BYTES", 20_000)
-    journal = RankJournal(StateDir(tmp_path), lambda _: None)
+    journal = RankJournal(StateDir(tmp_path), "r", lambda _: None)
     journal.add(RunStart(job=JOB, secret=b"s"))
     for number in range(2000):
         journal.add(roster_of({f"n{number}": number}, [], number + 1, None))
-    size = (tmp_path / "run" / "ranks.journal").stat().st_size
+    size = (tmp_path / "run" / "ranks-r.journal").stat().st_size
     journal.close()
     assert size < 25_000
-    found = RankJournal(StateDir(tmp_path), lambda _: None).load()
+    found = RankJournal(StateDir(tmp_path), "r", lambda _: None).load()
     assert found is not None
     assert (found.roster.names, found.begun.secret) == (("n1999",), b"s")
 

@@ -185,6 +185,10 @@ class ActiveRun(ABC):
         self.store.close()
 
     @abstractmethod
+    def assign(self, names: tuple[str, ...]) -> None:
+        """Let only the nodes `names` work for the run, which has nodes of its own; none of them pause it."""
+
+    @abstractmethod
     def advance(self, is_delivering: Callable[[int], bool]) -> None:
         """Do what is due."""
 

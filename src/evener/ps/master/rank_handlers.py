@@ -30,7 +30,7 @@ class RankHandlers:
     def is_wanted(self, node: NodeRecord | None, header: Header, lengths: tuple[int, ...]) -> bool:
         """Return whether a process's message belongs to the run in progress, and is not too long."""
         run = self._scheduler.ranks_of(getattr(header, "run", ""))
-        if node is None or run is None:
+        if node is None or run is None or not run.job.takes(node.name):
             return False
         process = getattr(header, "process", None)
         return process is None or not lengths or run.wants(node, process, sum(lengths))
@@ -53,7 +53,8 @@ class RankHandlers:
 
     def on_message(self, node: NodeRecord, header: Header, buffers: Sequence[memoryview]) -> None:
         """Handle a node's message about its rank. Raises BadFrame: the message is not valid."""
-        if (run := self._scheduler.ranks_of(getattr(header, "run", ""))) is None:
+        run = self._scheduler.ranks_of(getattr(header, "run", ""))
+        if run is None or not run.job.takes(node.name):
             return
         if type(header) in MAX_BUFFER_BYTES and not buffers:  # its buffers were not needed
             return

@@ -1,7 +1,6 @@
 """The master's runs: it takes them in, has nodes work for them, and keeps their results.
 
-A run takes all nodes, or those that the command chose; runs on different nodes go on side by side. A run whose ranks
-work together takes all nodes.
+A run takes all nodes, or those that the command chose; runs on different nodes go on side by side.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from evener.ps.master.merges import merge_of
 from evener.ps.master.node_state import NodeEvent
 from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.ps.master.piece_holders import PieceHolders
-from evener.ps.master.ranks.rank_journal import RankJournal, RunStart
+from evener.ps.master.ranks.rank_journal import RankJournal, RunStart, unfinished_ranks
 from evener.ps.master.ranks.rank_run import ActiveRankRun
 from evener.ps.master.ranks.rank_training import RankTraining
 from evener.ps.master.validation import EpochEnd
@@ -129,9 +128,10 @@ class Scheduler:
 
     def resume(self) -> None:
         """Continue the runs that the last master of this state folder had in progress."""
-        journal = RankJournal(self._home, self._notify)
-        with self._guarding_files("the run whose ranks work together", journal):
-            self._resume_ranks(journal)
+        for name in unfinished_ranks(self._home):
+            journal = RankJournal(self._home, name, self._notify)
+            with self._guarding_files(f"run {name}", journal):
+                self._resume_ranks(journal)
         for name in unfinished(self._home):
             checkpointer = Checkpointer(self._config, name)
             with self._guarding_files(f"run {name}", checkpointer):
@@ -142,10 +142,9 @@ class Scheduler:
             journal.close()
             return
         run = ActiveRankRun(self._config, self._nodes, self._send, state.begun.job, journal)
-        with self._guarding_files(f"run {run.name}", journal):
-            run.training.resume(state)
-            self._add(run, ())
-            self._notify(f"continuing run {run.name}, whose ranks work together")
+        run.training.resume(state)
+        self._add(run, ())
+        self._notify(f"continuing run {run.name}, whose ranks work together")
 
     def _resume_leases(self, checkpointer: Checkpointer) -> None:
         checkpoint, snapshot = checkpointer.load()
@@ -222,7 +221,7 @@ class Scheduler:
         if reason := self._why_not_assigned(run, wanted):
             self._send(peer, RunRejected(reason=shown(reason), run=wanted.run))
             return
-        assert isinstance(run, ActiveLeaseRun)
+        assert run is not None
         with self.guarding(run):
             run.assign(wanted.nodes)
             self._send(peer, RunAccepted(run=wanted.run))
@@ -232,7 +231,7 @@ class Scheduler:
     def _why_not_assigned(self, run: ActiveRun | None, wanted: AssignNodes) -> str:
         if run is None:
             return f"there is no run {wanted.run} in progress"
-        if not isinstance(run, ActiveLeaseRun) or run.job.nodes is None:
+        if run.job.nodes is None:
             return f"run {wanted.run} uses all nodes"
         others = [other for other in self.runs if other is not run]
         return self._why_not(replace(run.job, nodes=wanted.nodes), among=others)
@@ -367,7 +366,7 @@ class Scheduler:
     def _new_run(self, submission: Submission) -> ActiveRun:
         job = replace(submission.job, run=self._home.free_name(submission.job.run))
         if isinstance(job, RankJob):
-            journal = RankJournal(self._home, self._notify)
+            journal = RankJournal(self._home, job.run, self._notify)
             journal.add(RunStart(job=job, secret=b""))
             return ActiveRankRun(self._config, self._nodes, self._send, job, journal)
         assert submission.weights is not None

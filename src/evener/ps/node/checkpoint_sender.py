@@ -66,12 +66,17 @@ class CheckpointSender:
         self._blob: Blob | None = None
         self._step, self._requested_at, self._offered_at = 0, clock(), -_INTERVAL_S
 
-    def written(self) -> None:
-        """Offer the newest checkpoint when the rank has written one, unless an earlier one is being sent."""
+    def written(self, *, is_last: bool = False) -> None:
+        """Offer the newest checkpoint when the rank has written one, unless an earlier one is being sent.
+
+        The last one of a rank that has stopped is offered in any case.
+        """
         now = self._clock()
         with self._lock:
             is_under_way = self._blob is not None and now - self._requested_at < _OFFER_TIMEOUT_S
-            if is_under_way or now - self._offered_at < _INTERVAL_S or not self._take_newest():
+            is_early = is_under_way or now - self._offered_at < _INTERVAL_S
+            is_skipped = self._step == self._newest_step() if is_last else is_early
+            if is_skipped or not self._take_newest():
                 return
             self._offered_at = self._requested_at = now
         self.offer()
@@ -95,6 +100,11 @@ class CheckpointSender:
         if data and fetch.offset + fetch.num_bytes >= chunk.total:
             with self._lock:
                 self._blob = None
+
+    def _newest_step(self) -> int:
+        """Return the step of the newest checkpoint; 0 if there is none."""
+        names = [path.name.removeprefix("step-") for path in (self._folder / CHECKPOINTS).glob("step-*")]
+        return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def _take_newest(self) -> bool:
         """Link the newest checkpoint into a folder of its own; return whether there is a complete one."""

@@ -16,10 +16,10 @@ from evener.ps.node.checkpoint_sender import CheckpointSender, SendToMaster
 from evener.ps.protocol.messages import FetchBlob, Header
 from evener.ps.protocol.rank_messages import RankEnded, RankPlace, RankSaid, RankShown
 from evener.records.error_kind import kind_of
-from evener.records.errors import first_line
+from evener.records.errors import Interrupted, first_line
 from evener.records.events import RunEvent, decode_events
 from evener.records.plan import Plan
-from evener.records.record import WEIGHTS, Event, TrainRecord
+from evener.records.record import WEIGHTS, Epoch, Event, TrainRecord
 from evener.records.schema import Part, shown
 from evener.wire.frame import Buffer
 
@@ -86,7 +86,7 @@ class RankChild:
         self._lock = threading.Lock()
         self._hello = b""
         self._unanswered: dict[int, bytes] = {}
-        self._lasting: dict[type[RunEvent], tuple[Header, *tuple[Buffer, ...]]] = {}
+        self._lasting: dict[type[RunEvent] | int, tuple[Header, *tuple[Buffer, ...]]] = {}
         self._ended: tuple[Header, *tuple[Buffer, ...]] | None = None
         self._checkpoints = CheckpointSender(self._run, self.process, self._folder, send, log)
         self._processes = host.open()  # in this thread: the server ends with the thread that starts it
@@ -185,6 +185,7 @@ class RankChild:
         message, events = (RankShown(run=self._run, process=self.process), data), decode_events(data)
         with self._lock:
             self._lasting |= {type(event): message for event in events if isinstance(event, Plan | TrainRecord)}
+            self._lasting |= {event.epoch: message for event in events if isinstance(event, Epoch)}
         self._send(*message)
         if any(isinstance(event, Event) and event.kind == "checkpoint" for event in events):
             self._checkpoints.written()
@@ -206,6 +207,8 @@ class RankChild:
             sentence="" if failed is None else shown(failed.sentence),
             ending=shown(clause),
         )
+        if failed is not None and isinstance(failed.kind.as_error(""), Interrupted):
+            self._checkpoints.written(is_last=True)
         with self._lock:
             self._ended = (header, *buffers)
         self._send(*self._ended)

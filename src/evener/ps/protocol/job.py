@@ -108,8 +108,6 @@ AnyJob: TypeAlias = Job | RankJob
 
 def exclude_each_other(job: AnyJob, other: AnyJob) -> bool:
     """Return whether two runs cannot go on at a time, because a node works for one run only."""
-    if isinstance(job, RankJob) or isinstance(other, RankJob):
-        return True
     if job.nodes is None or other.nodes is None:
         return not job.rests and not other.rests
     return not set(job.nodes).isdisjoint(other.nodes)

@@ -32,7 +32,7 @@ from evener.records.schema import (
 )
 from evener.wire.frame import Buffer
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 MAX_COMPLETE = 8
 """Limit of the complete blobs that a node offers: it has one of data."""
 MASTER_ENDED = "the master ends, and its nodes with it"

@@ -51,6 +51,8 @@ class RankJob(Part, frozen=True, kw_only=True):
         reads_early: whether nodes begin before all data have come.
         brings_program: whether the file defines `rank_program`, which a rank runs instead of a task.
         submitter: name of the submitter at the master.
+        nodes: names of the nodes that work for the run at present; none of them: the run is paused. None: all nodes
+            work for it, and no other run may begin.
     """
 
     run: RunName
@@ -64,6 +66,7 @@ class RankJob(Part, frozen=True, kw_only=True):
     reads_early: bool = False
     brings_program: bool = False
     submitter: Word = ""
+    nodes: tuple[Name, ...] | None = None
 
     def __post_init__(self) -> None:
         require(bool(self.run), "run", self.run, "a name")
@@ -76,11 +79,11 @@ class RankJob(Part, frozen=True, kw_only=True):
     @property
     def rests(self) -> bool:
         """Whether the run is paused: no node works for it."""
-        return False
+        return self.nodes == ()
 
-    def takes(self, _: str) -> bool:
-        """Return whether a node of this name works for the run: every node does."""
-        return True
+    def takes(self, node: str) -> bool:
+        """Return whether a node of this name works for the run."""
+        return self.nodes is None or node in self.nodes
 
 
 class RankNode(Part, frozen=True, kw_only=True):

@@ -28,18 +28,18 @@ def home(tmp_path: Path) -> StateDir:
 
 
 def file_of(home: StateDir) -> Path:
-    return home.run / "ranks.journal"
+    return home.run / "ranks-r.journal"
 
 
 def write(home: StateDir, told: list[str], *records: Record) -> None:
-    journal = RankJournal(home, told.append)
+    journal = RankJournal(home, "r", told.append)
     for record in records:
         journal.add(record)
     journal.close()
 
 
 def load(home: StateDir, told: list[str]) -> JournalState | None:
-    return RankJournal(home, told.append).load()
+    return RankJournal(home, "r", told.append).load()
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_damaged_byte_never_yields_wrong_records(home: StateDir, told: list[str]
 def test_full_disk_deletes_the_journal_and_the_next_run_writes_again(
     home: StateDir, told: list[str], written: bytes
 ) -> None:
-    journal = RankJournal(home, told.append)
+    journal = RankJournal(home, "r", told.append)
     with largest_file(len(written) + 20):
         journal.add(PLAN)
         journal.add(PLAN)
@@ -97,9 +97,9 @@ def test_full_disk_deletes_the_journal_and_the_next_run_writes_again(
 
 
 def test_journal_set_aside_is_not_loaded_again(home: StateDir, told: list[str], written: bytes) -> None:
-    where = RankJournal(home, told.append).set_aside()
-    (kept,) = home.aside.glob("*/ranks.journal")
+    where = RankJournal(home, "r", told.append).set_aside()
+    (kept,) = home.aside.glob("*/ranks-r.journal")
     assert str(kept.parent) in where
     assert kept.read_bytes() == written
     assert load(home, told) is None
-    assert RankJournal(home, told.append).set_aside() == "no files of it exist"
+    assert RankJournal(home, "r", told.append).set_aside() == "no files of it exist"

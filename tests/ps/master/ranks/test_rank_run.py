@@ -14,7 +14,7 @@ from evener.ps.master.ranks.rank_journal import RankJournal, Roster, RunStart
 from evener.ps.master.ranks.rank_training import RankTraining
 from evener.ps.master.scheduler import Scheduler
 from evener.ps.protocol.config import MasterConfig, StateDir
-from evener.ps.protocol.messages import Header, Release, RunAccepted, RunFinished, RunRejected
+from evener.ps.protocol.messages import AssignNodes, Header, Release, RunAccepted, RunFinished, RunRejected
 from evener.ps.protocol.rank_messages import PrepareRank, RankJob, RankReady, StartRank
 from evener.records.error_kind import kind_of
 from evener.records.errors import EvenerError
@@ -42,8 +42,8 @@ class Stage:
     def _send(self, peer: int | None, header: Header, buffers: Sequence[Buffer] = ()) -> None:
         self.sent.append((peer, header))
 
-    def submit(self, run: str) -> None:
-        job = msgspec.msgpack.encode(RankJob(run=run, task="tiny", title="tiny", config=b"{}"))
+    def submit(self, run: str, nodes: tuple[str, ...] | None = None) -> None:
+        job = msgspec.msgpack.encode(RankJob(run=run, task="tiny", title="tiny", config=b"{}", nodes=nodes))
         self.scheduler.submit(COMMAND, [memoryview(job)], "somebody")
 
     def join(self, name: str) -> NodeRecord:
@@ -91,14 +91,14 @@ def test_run_with_an_error_at_the_master_is_set_aside_before_the_next(
 
 
 def test_torn_journal_is_set_aside_before_the_next_run(stage: Stage) -> None:
-    journal = RankJournal(stage.home, stage.told.append)
+    journal = RankJournal(stage.home, "torn", stage.told.append)
     journal.add(RunStart(job=RankJob(run="torn", task="tiny", title="tiny", config=b"{}"), secret=b"s"))
     journal.add(Roster(names=("a", "b"), numbers=(1,), given_up=(), next=2, generation=None))
     journal.close()
     stage.scheduler.resume()
     assert stage.scheduler.runs == []
     assert "run torn cannot be continued (ValueError" in stage.told[-1]
-    assert list(stage.home.aside.glob("*/ranks.journal"))
+    assert list(stage.home.aside.glob("*/ranks-*.journal"))
     stage.submit("next")
     assert [accepted.run for accepted in stage.sent_of(RunAccepted)] == ["next"]
 
@@ -124,3 +124,34 @@ def test_run_without_a_name_is_rejected(stage: Stage) -> None:
     stage.scheduler.submit(COMMAND, [memoryview(msgspec.msgpack.encode(job))], "somebody")
     (rejected,) = stage.sent_of(RunRejected)
     assert "run must be a name, got ''" in rejected.reason
+
+
+def test_runs_on_different_nodes_go_on_side_by_side_and_outlive_the_master(stage: Stage) -> None:
+    stage.submit("first", ("a",))
+    stage.submit("other", ("b",))
+    stage.submit("third", ("b", "c"))
+    stage.submit("whole")
+    assert [accepted.run for accepted in stage.sent_of(RunAccepted)] == ["first", "other"]
+    assert len(stage.sent_of(RunRejected)) == 2
+    stage.join("a")
+    assert [prepared.run for prepared in stage.sent_of(PrepareRank)] == ["first"]
+    stage.scheduler.close()
+    later = Stage(stage.home.folder)
+    later.scheduler.resume()
+    assert [(run.name, run.status.nodes) for run in later.scheduler.runs] == [("first", ("a",)), ("other", ("b",))]
+    later.scheduler.close()
+
+
+def test_nodes_of_a_run_can_be_assigned_to_another(stage: Stage) -> None:
+    stage.submit("first", ("a",))
+    stage.submit("other", ("b",))
+    stage.join("a")
+    stage.scheduler.assign(COMMAND, AssignNodes(run="other", nodes=("a",)))
+    assert len(stage.sent_of(RunRejected)) == 1
+    for run, nodes in (("first", ()), ("other", ("a",))):
+        stage.scheduler.assign(COMMAND, AssignNodes(run=run, nodes=nodes))
+    assert [(run.name, run.status.nodes) for run in stage.scheduler.runs] == [("first", ()), ("other", ("a",))]
+    assert [prepared.run for prepared in stage.sent_of(PrepareRank)] == ["first", "other"]
+    assert [released.run for released in stage.sent_of(Release)] == ["first"]
+    stage.submit("whole")  # beside a run that is paused, but not beside one that is not
+    assert len(stage.sent_of(RunRejected)) == 2

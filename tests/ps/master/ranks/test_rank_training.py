@@ -27,6 +27,7 @@ from evener.ps.protocol.rank_messages import (
     RankJob,
     RankPlace,
     RankReady,
+    RankSaved,
     RankTold,
     StartRank,
     StopRank,
@@ -46,9 +47,10 @@ from evener.records.errors import (
     NoUsableNode,
 )
 from evener.records.events import encode_events
+from evener.records.history import History
 from evener.records.plan import Assignment, Plan
 from evener.records.profile import DeviceProfile
-from evener.records.record import Event, Step
+from evener.records.record import Epoch, Event, Step
 from evener.wire.errors import BadFrame
 from support.refusals import refused
 
@@ -67,7 +69,7 @@ class Scene:
 
     def __init__(self, *names: str) -> None:
         self.now = 100.0
-        self.journal = RankJournal(StateDir(self.folder), print)
+        self.journal = RankJournal(StateDir(self.folder), "r", print)
         self.journals.append(self.journal)
         self.nodes = Nodes(PATIENCE)
         self.sent: list[tuple[int | None, Any, Any]] = []
@@ -673,7 +675,7 @@ def test_restarted_master_resumes_from_its_announced_generation(tmp_path: Path) 
     before.say("b", 2, SetValue(number=9, key="plan", value=b"left for those who come later"))
     before.end("a", 1, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
     number, started = before.generations(2)[-1].number, max(before.places())
-    found = RankJournal(StateDir(tmp_path), print).load()
+    found = RankJournal(StateDir(tmp_path), "r", print).load()
     assert found is not None
     after = Scene()
     after.run.resume(found)
@@ -698,7 +700,7 @@ def test_restarted_master_without_nodes_resumes_from_the_checkpoint(tmp_path: Pa
     before.ready("a")
     before.run.tick()
     before.journal.add(Saved(step=20, digest="ab" * 32))
-    found = RankJournal(StateDir(tmp_path), print).load()
+    found = RankJournal(StateDir(tmp_path), "r", print).load()
     assert found is not None
     after = Scene()
     after.run.resume(found)
@@ -717,7 +719,7 @@ def restarted_before_the_first_generation(folder: Path) -> Scene:
     before = Scene("a", "b")
     before.ready("a", "b")
     before.run.tick()
-    found = RankJournal(StateDir(folder), print).load()
+    found = RankJournal(StateDir(folder), "r", print).load()
     assert found is not None
     after = Scene()
     after.run.resume(found)
@@ -931,7 +933,7 @@ def test_base_stays_until_the_journal_names_the_next_one(tmp_path: Path) -> None
             scene.say(name, process, Hello(node=name, initial_nodes=("a", "b")))
             scene.end(name, process, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
         scene.run.tick()
-        state = RankJournal(StateDir(tmp_path), print).load()
+        state = RankJournal(StateDir(tmp_path), "r", print).load()
         assert state is not None
         base = state.begun.job.checkpoint
         assert not base or (tmp_path / "blobs" / base).exists()
@@ -939,3 +941,109 @@ def test_base_stays_until_the_journal_names_the_next_one(tmp_path: Path) -> None
     scene.ready("a", "b")
     scene.run.tick()
     assert [path.name for path in (tmp_path / "blobs").iterdir()] == digests[1:]
+
+
+def test_ranks_stop_for_other_nodes_that_go_on_from_their_checkpoint(tmp_path: Path) -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.run.pause(("c",))
+    stopped = [header.process for _, header, _ in scene.sent if isinstance(header, StopRank)]
+    assert (stopped, scene.run.has_paused) == ([1, 2], False)
+    scene.run.saved(scene.nodes.by_name["a"], RankSaved(run="r", process=1, step=7, digest="ab" * 32))
+    for name, process in (("a", 1), ("b", 2)):
+        scene.end(name, process, has_finished=False, kind=STOPPED, is_own=True, sentence="stopped")
+        scene.run.tick()
+    assert not scene.run.has_paused  # the checkpoint has not come yet
+    scene.run.checkpoints.disconnected(scene.nodes.by_name["a"])
+    scene.run.checkpoints.last = Saved(step=7, digest="ab" * 32)
+    scene.run.tick()
+    assert scene.run.has_paused
+    scene.run.go_on()
+    assert (scene.run.job.nodes, scene.run.job.checkpoint) == (("c",), "ab" * 32)
+    scene.run.tick()
+    assert (scene.run.failure, scene.run.is_complete) == (None, False)  # it waits for the node
+    scene.come("c")
+    scene.ready("a", "c")
+    scene.run.tick()
+    assert [node.name for node in scene.places()[3].nodes] == ["c"]
+    state = RankJournal(StateDir(tmp_path), "r", print).load()
+    assert state is not None
+    assert (state.begun.job.nodes, state.roster.next) == (("c",), 4)
+
+
+def test_paused_run_is_resumed_as_such_by_the_next_master(tmp_path: Path) -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    epoch = Epoch(step=4, epoch=0, loss=1.0)
+    scene.run.shown(scene.nodes.by_name["a"], 1, memoryview(encode_events([epoch, epoch])))
+    scene.run.checkpoints.last = Saved(step=7, digest="ab" * 32)
+    scene.journal.add(scene.run.checkpoints.last)
+    scene.run.pause(())
+    for name, process in (("a", 1), ("b", 2)):
+        scene.end(name, process, has_finished=False, kind=STOPPED, is_own=True, sentence="stopped")
+    scene.run.tick()
+    scene.run.go_on()
+    assert scene.run.job.rests
+    scene.journal.close()
+    later = Scene()
+    state = later.journal.load()
+    assert state is not None
+    later.run.job = state.begun.job
+    later.run.resume(state)
+    assert later.run.news.so_far == [epoch]
+    assert later.run.checkpoints.last.step == 7
+    later.run.pause(("b",))
+    later.run.go_on()
+    later.come("b")
+    later.ready("b")
+    later.run.tick()
+    assert list(later.places()) == [3]  # numbers of processes never come again
+    assert later.run.job.checkpoint == "ab" * 32
+
+
+def test_run_that_is_complete_when_it_should_stop_for_other_nodes_is_complete() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.run.pause(("c",))
+    settings = {"task": "tiny", "seed": 0, "epochs": 1, "precision": "fp32"}
+    record = History().record([], plan=PLAN, seconds=1.0, startup_seconds=0.0, **settings)
+    scene.run.shown(scene.nodes.by_name["a"], 1, memoryview(encode_events([record])))
+    for name, process in (("a", 1), ("b", 2)):
+        scene.end(name, process, has_finished=True)
+    scene.run.tick()
+    assert scene.run.is_complete
+    scene.run.news.forget_record()
+
+
+def test_run_can_be_stopped_while_its_ranks_stop_for_other_nodes() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.run.pause(("c",))
+    scene.run.stop(Interrupted("stopped as asked"))
+    for name, process in (("a", 1), ("b", 2)):
+        scene.end(name, process, has_finished=False, kind=STOPPED, is_own=True, sentence="stopped")
+    scene.run.tick()
+    assert isinstance(scene.run.failure, Interrupted)
+    scene.run.pause(("c",))
+    assert not scene.run.has_paused
+
+
+def test_run_whose_nodes_are_gone_goes_on_with_those_assigned_to_it() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.run.checkpoints.last = Saved(step=7, digest="ab" * 32)
+    scene.run.pause(("c",))
+    for name, process in (("a", 1), ("b", 2)):
+        scene.end(name, process, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+    scene.run.tick()
+    assert scene.run.has_paused
+
+
+def test_failure_of_the_ranks_ends_a_run_that_should_stop_for_other_nodes() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.run.pause(())
+    scene.end("a", 1, has_finished=False, kind=DIVERGED, is_own=True, sentence="loss is nan")
+    scene.end("b", 2, has_finished=False, kind=STOPPED, is_own=True, sentence="stopped")
+    scene.run.tick()
+    assert isinstance(scene.run.failure, NonFiniteLoss)

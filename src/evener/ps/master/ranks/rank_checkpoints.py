@@ -54,6 +54,7 @@ class RankCheckpoints:
         self._receiver = StreamReceiver(blobs, partial(StreamWriter, share=_SHARE), _AHEAD)
         self._from: NodeRecord | None = None
         self._coming = self.last = Saved(step=0, digest="")
+        self._next: tuple[NodeRecord, RankSaved] | None = None
         self.base = self._replaced = ""
 
     def begin_from_last(self) -> str:
@@ -70,9 +71,11 @@ class RankCheckpoints:
         """Fetch a node's checkpoint; the current leader's replaces one that is being fetched from another node."""
         offered = Saved(step=header.step, digest=header.digest)
         is_there = self._receiver.path_of(header.digest).exists()  # then it is not a checkpoint but code, which stays
-        if self._from is node and offered == self._coming:
+        if self.is_busy:
+            self._next = (node, header)
+        elif self._from is node and offered == self._coming:
             self._ask(self._receiver.resume())  # over a new connection
-        elif not self.is_busy and header.step > self.last.step and not is_there:
+        elif header.step > self.last.step and not is_there:
             self._from, self._coming = node, offered
             self._fetch(lambda: self._receiver.request([header.digest]))
 
@@ -84,6 +87,8 @@ class RankCheckpoints:
 
     def disconnected(self, node: NodeRecord) -> None:
         """Stop fetching from a node that is gone."""
+        if self._next is not None and node is self._next[0]:
+            self._next = None
         if node is self._from:
             self._give_up()
 
@@ -91,6 +96,11 @@ class RankCheckpoints:
     def is_busy(self) -> bool:
         """Whether a complete checkpoint is being written to the disk."""
         return self._receiver.is_syncing
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether a later checkpoint than `last` is on its way here, or is being written to the disk."""
+        return self._from is not None or self.is_busy
 
     def tick(self) -> None:
         """Make a checkpoint the last one when it is on the disk."""
@@ -105,6 +115,9 @@ class RankCheckpoints:
             before, self.last = self.last, self._coming
             self._keep(self.last)
             self._remove(before.digest)
+            if (later := self._next) is not None:
+                self._next = None
+                self.offered(*later)
 
     def weights(self) -> bytes:
         """Return the weights of the last checkpoint as a safetensors file; empty if there are none."""

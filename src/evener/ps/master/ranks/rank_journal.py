@@ -1,6 +1,6 @@
 """Journal of a run whose ranks work together, from which a restarted master continues it.
 
-    run/ranks.journal    records, each after its length and its CRC-32
+    run/ranks-RUN.journal    records, each after its length and its CRC-32
 
 The journal is truncated after the last complete record; an incomplete one was being written when the master died, or is
 damaged. On a full disk the journal is emptied, since an older state would count backwards.
@@ -25,11 +25,12 @@ from evener.ps.protocol.config import StateDir
 from evener.ps.protocol.rank_messages import RankJob
 from evener.records.atomic import atomic_write
 from evener.records.decoding import msgpack_decoder
+from evener.records.record import Epoch
 from evener.records.schema import Amount, Part
 
 _HEAD = struct.Struct("<II")
 """Bytes of a record, and their CRC-32."""
-_FILE = "ranks.journal"
+_FILE = "ranks-{}.journal"
 _MIN_COMPACTED_BYTES = 4 * 2**20
 
 
@@ -82,17 +83,30 @@ class Roster(Part, frozen=True, kw_only=True, tag=True):
     generation: Generation | None
 
 
-Record: TypeAlias = RunStart | StoredValue | Saved | Roster
+class ReportedEpoch(Part, frozen=True, kw_only=True, tag=True):
+    """The end of an epoch, as the ranks have reported it to those who watch the run."""
+
+    epoch: Epoch
+
+
+Record: TypeAlias = RunStart | StoredValue | Saved | Roster | ReportedEpoch
 _decoder = msgpack_decoder(Record)
 
 
 class JournalState(Part, frozen=True, kw_only=True):
-    """State of a journal: the last start, the values since, the last roster, and the last checkpoint."""
+    """State of a journal: the last start, the values since, the last roster, the last checkpoint, and all epochs."""
 
     begun: RunStart
     values: dict[str, bytes]
     roster: Roster
     saved: Saved | None = None
+    epochs: tuple[Epoch, ...] = ()
+
+
+def unfinished_ranks(home: StateDir) -> list[str]:
+    """Return the names of the runs whose ranks worked together under the last master of this state folder."""
+    prefix, suffix = _FILE.split("{}")
+    return sorted(path.name.removeprefix(prefix).removesuffix(suffix) for path in home.run.glob(_FILE.format("*")))
 
 
 def roster_of(numbers: Mapping[str, int], given_up: Sequence[int], next: int, generation: Generation | None) -> Roster:
@@ -107,15 +121,16 @@ def roster_of(numbers: Mapping[str, int], given_up: Sequence[int], next: int, ge
 
 
 class RankJournal:
-    """The journal of one run at a time; close it.
+    """The journal of one run; close it.
 
     Args:
         home: state folder of the master.
+        run: name of the run.
         notify: shows a message to the master's user.
     """
 
-    def __init__(self, home: StateDir, notify: Callable[[str], None]) -> None:
-        self._home, self._path, self._notify = home, home.run / _FILE, notify
+    def __init__(self, home: StateDir, run: str, notify: Callable[[str], None]) -> None:
+        self._home, self._path, self._notify = home, home.run / _FILE.format(run), notify
         self._file: BinaryIO | None = None
         self._is_failing, self._needed_bytes = False, 0
 
@@ -144,6 +159,7 @@ class RankJournal:
             *(StoredValue(key=key, value=value) for key, value in state.values.items()),
         ]
         records += [state.roster, *([] if state.saved is None else [state.saved])]
+        records += [ReportedEpoch(epoch=epoch) for epoch in state.epochs]
         encoded = [msgspec.msgpack.encode(one) for one in records]
         data = b"".join(_HEAD.pack(len(one), zlib.crc32(one)) + one for one in encoded)
         self._file.close()
@@ -151,13 +167,14 @@ class RankJournal:
         self._file, self._needed_bytes = self._path.open("ab", buffering=0), len(data)
 
     def load(self) -> JournalState | None:
-        """Load the run that the last master of this state folder had in progress; None if there was none."""
+        """Load the run as the last master of this state folder left it; None if it had not begun."""
         if not self._path.exists():
             return None
         begun: RunStart | None = None
         roster: Roster | None = None
         saved: Saved | None = None
         values: dict[str, bytes] = {}
+        epochs: dict[int, Epoch] = {}
         for record in self._complete_records():
             if isinstance(record, RunStart):
                 begun, roster, values = record, None, {}
@@ -165,13 +182,15 @@ class RankJournal:
                 values[record.key] = record.value
             elif isinstance(record, Saved):
                 saved = record
+            elif isinstance(record, ReportedEpoch):
+                epochs[record.epoch.epoch] = record.epoch
             else:
                 roster = record
         if roster is None and begun is not None and not begun.secret:
             roster = roster_of({}, (), 1, None)
         if begun is None or roster is None:
             return None
-        return JournalState(begun=begun, values=values, roster=roster, saved=saved)
+        return JournalState(begun=begun, values=values, roster=roster, saved=saved, epochs=tuple(epochs.values()))
 
     def forget(self) -> None:
         """Remove the file: the run is over."""

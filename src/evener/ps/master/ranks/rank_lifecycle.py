@@ -57,15 +57,15 @@ class Beginnings:
         """Note that a node is ready."""
         self._first_ready = min(self._first_ready, now)
 
-    def initial_nodes(self, now: float) -> list[NodeRecord]:
-        """Return the nodes that the run begins on now; none while others are awaited.
+    def initial_nodes(self, present: Sequence[NodeRecord], now: float) -> list[NodeRecord]:
+        """Return those of the run's `present` nodes that it begins on now; none while others are awaited.
 
         Raises:
             NoUsableNode, InvalidInput, DoesNotFit: no connected node can take part, and none still measures.
         """
         patience = self._nodes.patience
         is_late = now - self._first_ready > patience
-        nodes = initial_nodes_of(self._nodes.present, self._run, now, patience, is_late=is_late)
+        nodes = initial_nodes_of(present, self._run, now, patience, is_late=is_late)
         return nodes if (is_late and not self._needs_all) or len(nodes) >= self._expected else []
 
     def begins(self) -> None:

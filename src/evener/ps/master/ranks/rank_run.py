@@ -1,4 +1,4 @@
-"""A run whose ranks work together on the nodes; the master coordinates them, and no other run is in progress."""
+"""A run whose ranks work together on the nodes, coordinated by the master."""
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ class ActiveRankRun(ActiveRun):
             accuracy=news.validation.accuracy if news.validation else None,
             folder=str(self.folder),
             submitter=self.job.submitter,
+            nodes=self.job.nodes,
             checkpoint=self.training.checkpoints.last.step,
         )
 
@@ -78,16 +79,35 @@ class ActiveRankRun(ActiveRun):
         """Memory of the resulting weights."""
         return self.training.held_bytes
 
+    def assign(self, names: tuple[str, ...]) -> None:
+        """Let only the nodes `names` work for the run, as soon as its ranks have stopped, from their last batch."""
+        self.training.pause(names)
+        self._go_on_if_paused()
+
     def advance(self, _: Callable[[int], bool]) -> None:
         """Do what is due: start processes, form the next generation, fetch checkpoints."""
         self.training.tick()
+        self._go_on_if_paused()
+
+    def _go_on_if_paused(self) -> None:
+        """Let the nodes that are assigned to the run take over from those whose ranks have stopped."""
+        if self.is_over or not self.training.has_paused:
+            return
+        for node in self._nodes.by_name.values():
+            if self.job.takes(node.name):
+                node.left_out_of.discard(self.name)
+                self.dismiss(node)
+        self.training.go_on()
+        for node in self.present:
+            if node.profile is not None:
+                self.training.admit(node)
 
     def take_events(self) -> list[RunEvent]:
         """Return the events since the last call."""
         return self.training.news.take()
 
     def events_so_far(self) -> list[RunEvent]:
-        """Return the plan and the phase that the run is in."""
+        """Return the epochs that have ended, the plan, and the phase that the run is in."""
         return self.training.news.so_far
 
     def admit(self, node: NodeRecord) -> None:

@@ -21,7 +21,7 @@ from evener.ps.master.ranks.rank_journal import RankJournal, Roster, roster_of
 from evener.ps.master.ranks.remote_rank import RemoteRank, RemoteStarter
 from evener.records.events import Phase, RunEvent
 from evener.records.plan import Plan
-from evener.records.record import Event, Step, TrainRecord, Validation
+from evener.records.record import Epoch, Event, Step, TrainRecord, Validation
 
 
 class RankTable:
@@ -212,6 +212,8 @@ MAX_EVENT_BYTES = 2**17
 """Limit of one encoded event; larger ones are ignored."""
 _MAX_PENDING_BYTES = 2**20
 """Limit of the steps that wait to be sent; other events have lower limits."""
+_MAX_EPOCHS = 10_000
+"""Limit of the ends of epochs that are remembered for new subscribers."""
 _AT_ONCE_BYTES, _BYTES_PER_SECOND = 2**19, 2**13
 """Limits of all other events; steps are summed, and sent a few times a second."""
 
@@ -225,6 +227,7 @@ class RankNews:
     Attributes:
         events: events that were not sent yet.
         plan, phase, step, validation: the last of each kind.
+        epochs: ends of epochs, by epoch.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -234,6 +237,7 @@ class RankNews:
         self.step: Step | None = None
         self.validation: Validation | None = None
         self.events: list[RunEvent] = []
+        self.epochs: dict[int, Epoch] = {}
         self._pending_bytes = 0
         self._allowance = Allowance(_AT_ONCE_BYTES, _BYTES_PER_SECOND, clock)
 
@@ -244,6 +248,11 @@ class RankNews:
                 self._keep(event)
             elif isinstance(event, Plan) and event == self.plan:
                 continue  # sent again over a new connection
+            elif isinstance(event, Epoch):
+                is_new = event.epoch not in self.epochs  # a restart repeats what followed the checkpoint
+                if is_new and len(self.epochs) < _MAX_EPOCHS and self._allowance.take(size):
+                    self.epochs[event.epoch] = event
+                    self.events.append(event)
             elif isinstance(event, Step):
                 is_summed = self.step is not None and len(self.step.nodes) == len(event.nodes)
                 self.step = event
@@ -287,8 +296,8 @@ class RankNews:
 
     @property
     def so_far(self) -> list[RunEvent]:
-        """Events for a new subscriber: the plan and the phase."""
-        return [event for event in (self.plan, self.phase) if event is not None]
+        """Events for a new subscriber: the epochs that have ended, the plan and the phase."""
+        return [*self.epochs.values(), *(event for event in (self.plan, self.phase) if event is not None)]
 
     def _keep(self, record: TrainRecord) -> None:
         """Store a record, which may be large, in a temporary file."""

@@ -3,6 +3,7 @@
 connected nodes are ready          -> one process on each of them; the ranks rendezvous through the master's values
 all of them can take part          -> the first generation; from now on the run continues without lost ranks
 a node joins                       -> a process there, which takes part after a step
+other nodes are assigned to it     -> the ranks stop after a step, with a checkpoint, from which those nodes go on
 all steps are done                 -> the record of the first rank, and its weights
 
 If a rank is lost before the first step, the run restarts; it starts three times at most. If no remaining rank holds the
@@ -22,7 +23,7 @@ from evener.membership.rank_supervisor import RankSupervisor
 from evener.membership.shared_values import AskValues, SetValue, SharedValues, decode_from_rank
 from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.ps.master.ranks.rank_checkpoints import RankCheckpoints
-from evener.ps.master.ranks.rank_journal import JournalState, RankJournal, RunStart, StoredValue
+from evener.ps.master.ranks.rank_journal import JournalState, RankJournal, ReportedEpoch, RunStart, StoredValue
 from evener.ps.master.ranks.rank_lifecycle import Beginnings, RunEnding
 from evener.ps.master.ranks.rank_table import MAX_EVENT_BYTES, Absences, RankNews, RankTable, RejectedNodes
 from evener.ps.master.ranks.remote_rank import RemoteRank, RemoteStarter
@@ -37,7 +38,16 @@ from evener.ps.protocol.rank_messages import (
     RankSaved,
     encode_rank_part,
 )
-from evener.records.errors import DoesNotFit, EvenerError, InvalidInput, LineCut, NodeLost, NotNeeded, NoUsableNode
+from evener.records.errors import (
+    DoesNotFit,
+    EvenerError,
+    Interrupted,
+    InvalidInput,
+    LineCut,
+    NodeLost,
+    NotNeeded,
+    NoUsableNode,
+)
 from evener.records.events import sized_events
 from evener.records.record import Step
 from evener.wire.errors import BadFrame
@@ -88,6 +98,7 @@ class RankTraining:
         self._supervisor: RankSupervisor[RemoteRank] | None = None
         self._step_before: Step | None = None
         self._newcomers_from: int | None = None  # step of the last checkpoint when the waiting nodes joined
+        self._next_nodes: tuple[str, ...] | None = None  # that take over when the ranks have stopped
         self._ending = RunEnding(nodes.patience)
         self._absences = Absences(nodes)
         self._rejected = RejectedNodes(job.run)
@@ -96,13 +107,17 @@ class RankTraining:
         """Continue the run of a master that was killed; its nodes have time to come back."""
         roster = state.roster
         self.note("master restarted", "the master continues the run that it had in progress")
-        if not roster.names:
-            return  # no process was started yet: the run begins when nodes are ready
-        self._starter.secret, self._values = state.begun.secret, self._journaled_values(state.values)
-        self._table.resume(roster, self._nodes.record)
+        self.news.epochs = {epoch.epoch: epoch for epoch in state.epochs}
         self.checkpoints.last = saved = state.saved or self.checkpoints.last
         self.checkpoints.base = self.job.checkpoint
-        self._beginnings.resume(saved.step if self.job.checkpoint == saved.digest else 0)
+        began_from = saved.step if self.job.checkpoint == saved.digest else 0
+        if not roster.names:  # no process was started yet: the run begins when nodes are ready
+            self._beginnings.step = began_from
+            self._table.count(roster.next - 1)
+            return
+        self._starter.secret, self._values = state.begun.secret, self._journaled_values(state.values)
+        self._table.resume(roster, self._nodes.record)
+        self._beginnings.resume(began_from)
         absence = return_seconds(self._nodes.patience)
         self._absences.excuse_all(self._clock() + absence)
         self._supervisor = self._govern_ranks(0)
@@ -179,7 +194,10 @@ class RankTraining:
     def shown(self, node: NodeRecord, process: int, data: memoryview) -> None:
         """Take the events of a process. Raises msgspec.DecodeError."""
         if self._may_speak(node, process):
+            known = len(self.news.epochs)
             self.news.add(sized_events(data, MAX_EVENT_BYTES))
+            for epoch in list(self.news.epochs.values())[known:]:
+                self._journal.add(ReportedEpoch(epoch=epoch))
 
     def saved(self, node: NodeRecord, header: RankSaved) -> None:
         """Fetch a checkpoint that a process has written."""
@@ -254,15 +272,47 @@ class RankTraining:
 
     def stop(self, error: EvenerError, *, at_once: bool = False) -> None:
         """End the run because of `error`; unless `at_once`, ranks that have begun finish their step."""
+        if self._next_nodes is not None:  # the ranks stop already
+            self._next_nodes, self._ending = None, RunEnding(self._nodes.patience)
+        self._stop_ranks(error, at_once=at_once)
+
+    def _stop_ranks(self, error: EvenerError, *, at_once: bool) -> None:
         working = [rank for rank in self._table.ranks if not rank.has_ended]  # one that is not needed may have ended
         if self._ending.stop(error, working, self._clock(), at_once=at_once):
             if self._supervisor is not None:
                 self._supervisor.is_stopping = True
             self._table.request_stop(at_once=False)
 
+    def pause(self, names: tuple[str, ...]) -> None:
+        """Stop the ranks, with a checkpoint, from which the nodes `names` go on; see `has_paused`."""
+        if self._next_nodes is None:
+            if self._ending.reason is not None:
+                return  # it ends
+            if self._supervisor is not None:
+                self._stop_ranks(Interrupted("other nodes are assigned to the run"), at_once=False)
+        self._next_nodes = names
+
+    @property
+    def has_paused(self) -> bool:
+        """Whether the ranks have stopped for other nodes to go on: the master calls `go_on`."""
+        return self._next_nodes is not None and self._supervisor is None
+
+    def go_on(self) -> None:
+        """Begin with the assigned nodes, from the last checkpoint, when they are ready."""
+        assert self._next_nodes is not None
+        digest = self.checkpoints.begin_from_last()
+        self.job, self._next_nodes = replace(self.job, nodes=self._next_nodes, checkpoint=digest), None
+        self._beginnings = Beginnings(self._nodes, self.job.run)
+        self._beginnings.step = self.checkpoints.last.step
+        self._journal.add(RunStart(job=self.job, secret=b""))
+        self._write(None)
+        self.checkpoints.drop_previous_base()
+
     def tick(self) -> None:
         """Do what is due."""
         self.checkpoints.tick()
+        if self.has_paused:
+            return
         if self._supervisor is None:
             self._gather()
             self.failure = self._ending.reason or self.failure
@@ -289,7 +339,7 @@ class RankTraining:
     def _gather(self) -> None:
         """Begin if enough nodes are ready."""
         try:
-            if initial_nodes := self._beginnings.initial_nodes(self._clock()):
+            if initial_nodes := self._beginnings.initial_nodes(self._present, self._clock()):
                 self._begin(initial_nodes)
         except (NoUsableNode, InvalidInput, DoesNotFit) as error:
             self.failure = error
@@ -334,6 +384,11 @@ class RankTraining:
         rank = self._table.of(node, process)
         return rank is not None and self._supervisor is not None and self._supervisor.may_speak(rank)
 
+    @property
+    def _present(self) -> list[NodeRecord]:
+        """Connected nodes that work for the run."""
+        return [node for node in self._nodes.present if self.job.takes(node.name)]
+
     def _govern(self) -> None:
         if self._supervisor is not None and self.failure is None and not self.is_complete:
             try:
@@ -353,7 +408,7 @@ class RankTraining:
         ):
             return
         error = self._ending.error(supervisor, self._table.ranks, has_record=self.news.has_record)
-        if error is None:
+        if error is None or (self._next_nodes is not None and self.news.has_record):
             self.is_complete = True
         else:
             self._end_by(error)
@@ -404,20 +459,32 @@ class RankTraining:
     def _begin_again(self, why: str, *, from_checkpoint: bool) -> None:
         """End all processes, and restart with the nodes that are ready."""
         self.note("begins again", why)
+        self._clear()
+        if from_checkpoint:
+            self.job = replace(self.job, checkpoint=self.checkpoints.begin_from_last())
+            for node in self._present:
+                node.ready_for = ""
+                self.admit(node)
+
+    def _clear(self) -> None:
+        """End all processes."""
         self.close()
         self.news.forget_record()
         self._ending.begins_again()
         self._supervisor = self._newcomers_from = None
         self._table.clear()
         self._step_before = self.news.step
-        if from_checkpoint:
-            self.job = replace(self.job, checkpoint=self.checkpoints.begin_from_last())
-            for node in self._nodes.present:
-                node.ready_for = ""
-                self.admit(node)
 
     def _end_by(self, error: EvenerError) -> None:
-        """Restart the run if nodes were lost and a restart is allowed; else end it with `error`."""
+        """Restart the run if nodes were lost and a restart is allowed; else end it with `error`.
+
+        Ranks that have stopped for other nodes are awaited until the master has their checkpoint.
+        """
+        if self._next_nodes is not None and isinstance(error, Interrupted | NodeLost):
+            if not self.checkpoints.is_coming:
+                self._clear()
+                self._ending = RunEnding(self._nodes.patience)
+            return
         may_have_trained, saved, nodes = self._may_have_trained, self.checkpoints.last, self._usable_nodes()
         began_from = self._beginnings.step
         reason = self._beginnings.again(
@@ -446,7 +513,7 @@ class RankTraining:
         lost = [node for node in nodes if node.name in names]
         if not lost or self._ending.reason is not None:
             return ""
-        present = [node for node in self._nodes.present if self.job.run not in node.left_out_of]
+        present = [node for node in self._present if self.job.run not in node.left_out_of]
         others = {node.name for node in (*nodes, *present)}.difference(names)
         reason = self._beginnings.without(error, self._clock(), len(others))
         for node in lost if reason else ():
