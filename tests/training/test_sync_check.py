@@ -30,7 +30,7 @@ from evener.records.plan import Check
 from evener.records.record import Event, TrainRecord
 from evener.records.schema import read_noun
 from evener.records.task import Task, ThinTask
-from evener.search.runners import _master_runner
+from evener.search.runners import open_runner
 
 SAMPLES, FEATURES, CLASSES = 96, 8, 3
 MILD_WEIGHTS = torch.tensor([1.0, 1.1, 0.9])
@@ -318,7 +318,7 @@ def test_search_trial_is_checked_where_nodes_share_it(tmp_path: Path, monkeypatc
     asked = RunConfig(task=TINY, agreement="sync")
     from evener.search.options import TuneConfig
 
-    with _master_runner(TuneConfig(task=TINY, agreement="sync", vary=("x=1,2",)), tmp_path, lambda _: None):
+    with open_runner(TuneConfig(task=TINY, agreement="sync", vary=("x=1,2",)), tmp_path, lambda _: None):
         prepared[0](asked, False)
         with pytest.raises(NotExact):
             prepared[0](asked, True)

@@ -5,8 +5,10 @@
     forget    stops the run
     receive   returns ends of epochs, ends of runs, and losses of nodes
 
-A killed node loses the step that it had begun; a killed master loses what it had not written to disk. A killed search
-finds its runs again by the names in `runs.json` in the study's folder.
+A run of an agreement is suspended at once; ranks that work together stop after a step, and have its checkpoint sent to
+the master first. A killed node loses the step that it had begun, or what the ranks did after their last checkpoint; a
+killed master loses what it had not written to disk. A killed search finds its runs again by the names in `runs.json` in
+the study's folder.
 """
 
 from __future__ import annotations
@@ -14,24 +16,24 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from evener.config.run_config import RunConfig
+from evener.agreements.layout import Flat
 from evener.launch.nodes import NodeSpec
 from evener.ps.client import MasterClient
-from evener.ps.node.engine import ModelBackend
 from evener.ps.protocol.blob import Blob
-from evener.ps.protocol.job import Job
+from evener.ps.protocol.job import AnyJob
 from evener.ps.protocol.messages import Header, RunEvents, RunFinished, RunRejected, StopRun
 from evener.ps.protocol.status import NodeStatus, RunStatus
 from evener.records.atomic import atomic_write
 from evener.records.errors import EvenerError, InvalidInput, NodeLost, NoUsableNode
 from evener.records.events import RunEvent, decode_events
-from evener.records.record import WEIGHTS, Epoch
+from evener.records.record import Epoch
 from evener.records.schema import Noun, RunName, encode_noun, read_noun
 from evener.search.local_runner import RunEnd
 from evener.search.placement import TrialNode
@@ -52,20 +54,23 @@ class Submittable(NamedTuple):
     Attributes:
         job: the job without its name and nodes.
         blobs: files that are sent with it.
-        backend: provides the initial weights and writes the final ones.
+        epochs: epochs of the trial unless it is pruned.
+        initial_weights: returns the weights to begin with; None where the nodes make them.
+        save: saves the resulting weights, a safetensors file.
     """
 
-    job: Job
+    job: AnyJob
     blobs: list[Blob]
-    backend: ModelBackend
+    epochs: int
+    initial_weights: Callable[[], Flat | None]
+    save: Callable[[bytes], object]
 
 
 class _ActiveRun(NamedTuple):
     """A trial that nodes work on."""
 
     nodes: tuple[str, ...]
-    config: RunConfig
-    backend: ModelBackend
+    trial: Submittable
 
 
 class MasterRunner:
@@ -83,13 +88,15 @@ class MasterRunner:
         self,
         client: MasterClient,
         folder: Path,
-        prepare: Callable[[RunConfig, bool], Submittable],
+        prepare: Callable[[Any, bool], Submittable],
         notify: Callable[[str], None],
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._client, self._prepare, self._notify, self._clock = client, prepare, notify, clock
         self._names = RunNames(folder)
         self._running: dict[int, _ActiveRun] = {}
+        self._suspending: dict[int, EvenerError | None] = {}
+        self._released: set[int] = set()
         self._suspended: set[int] = set()
         self._events: deque[tuple[int, RunEvent | RunEnd]] = deque()
         self._present: list[NodeSpec] = []
@@ -99,11 +106,11 @@ class MasterRunner:
 
     def nodes(self) -> Sequence[TrialNode]:
         """Return the nodes that no other run of the master uses."""
-        if self._clock() >= self._next_look:
+        if self._suspending or self._clock() >= self._next_look:
             self._retry(self._look)
         return self._present
 
-    def start(self, number: int, nodes: Sequence[str], config: RunConfig) -> None:
+    def start(self, number: int, nodes: Sequence[str], config: Any) -> None:
         """Submit the run of a trial on these nodes, or assign them to its suspended run."""
         try:
             submittable = self._prepare(config, len(nodes) > 1)
@@ -116,13 +123,13 @@ class MasterRunner:
             self._next_look = 0.0
             self._events.append((number, RunEnd(error, is_refused=True)))
             return
-        self._running[number] = _ActiveRun(tuple(nodes), config, submittable.backend)
+        self._running[number] = _ActiveRun(tuple(nodes), submittable)
         self._suspended.discard(number)
 
     def answer(self, number: int, event: RunEvent, is_over: bool) -> None:
         """Suspend a run that is over, except after its last epoch: it then ends by itself and returns its weights."""
         run = self._running.get(number)
-        if is_over and run is not None and isinstance(event, Epoch) and event.epoch + 1 < (run.config.epochs or 0):
+        if is_over and run is not None and isinstance(event, Epoch) and event.epoch + 1 < run.trial.epochs:
             self._suspend(number, None)
 
     def stop(self, number: int) -> None:
@@ -147,8 +154,8 @@ class MasterRunner:
 
     def close(self) -> None:
         """Free the nodes: suspend all running trials until the search is resumed."""
-        for number in list(self._running):
-            self._suspend(number, None)
+        self._suspending |= dict.fromkeys(self._running)
+        self._retry(self._release)
 
     def _retry(self, act: Callable[[], object]) -> None:
         """Call `act`, again if the master was restarted meanwhile. Raises NodeLost if it does not come back."""
@@ -160,6 +167,7 @@ class MasterRunner:
                 self._notify(f"{error}; looking for the master")
                 names = [name for number in self._running if (name := self._names.of(number))]
                 self._client.find_again(names, error)
+                self._released.clear()
                 self._notify("reconnected to the master")
 
     def _adopt_runs(self) -> None:
@@ -184,21 +192,37 @@ class MasterRunner:
             self._client.follow([name])
         else:
             job = replace(submittable.job, run=self._names.proposed(number), nodes=nodes)
-            name = self._client.submit(job, submittable.backend.initial_weights(), submittable.blobs)
+            name = self._client.submit(job, submittable.initial_weights(), submittable.blobs)
         self._names.record(number, name)
 
     def _suspend(self, number: int, error: EvenerError | None) -> None:
-        """Release the nodes of a trial's run and report its end."""
-        del self._running[number]
-        self._suspended.add(number)
+        """Release the nodes of a trial's run; its end is reported when they are free."""
+        if number not in self._suspending:
+            self._suspending[number] = error
+            self._retry(self._look)
 
-        def release() -> None:
-            name = self._names.of(number)
-            if name in {run.run for run in self._client.ask().runs}:
-                self._client.assign(name, ())
+    def _release(self) -> None:
+        """Pause the runs that are being suspended; the master, or its successor, does so once."""
+        active = {run.run for run in self._client.ask().runs} if self._suspending.keys() - self._released else set()
+        for number in self._suspending.keys() - self._released:
+            if (name := self._names.of(number)) in active:
+                with suppress(InvalidInput):  # it has ended meanwhile, which the master reports
+                    self._client.assign(name, ())
+            self._released.add(number)
 
-        self._retry(release)
-        self._events.append((number, RunEnd(error)))
+    def _report_suspended(self, runs: Sequence[RunStatus]) -> None:
+        """Report the end of runs whose nodes are free by now; the master reports the end of those that are over."""
+        paused = {run.run for run in runs if run.nodes == ()}
+        for number, error in list(self._suspending.items()):
+            if self._names.of(number) in paused:
+                self._end(number, RunEnd(error))
+                self._suspended.add(number)
+
+    def _end(self, number: int, end: RunEnd) -> None:
+        self._running.pop(number, None)
+        self._suspending.pop(number, None)
+        self._released.discard(number)
+        self._events.append((number, end))
 
     def _collect_messages(self, timeout: float) -> None:
         frame = self._client.news(timeout)
@@ -215,20 +239,21 @@ class MasterRunner:
         if isinstance(header, RunEvents):
             self._events += [(number, event) for event in decode_events(frame.buffers[0]) if isinstance(event, Epoch)]
             return
-        run = self._running.pop(number)
         if isinstance(header, RunRejected):
             lost = NodeLost(f"the master has lost the trial's run ({header.reason}); the trial restarts")
-            self._events.append((number, RunEnd(lost)))
+            self._end(number, RunEnd(lost))
         elif header.kind is not None:
             error = header.kind.as_error(header.reason)
-            self._events.append((number, RunEnd(error, of_node=isinstance(error, NoUsableNode))))
+            self._end(number, RunEnd(error, of_node=isinstance(error, NoUsableNode)))
         else:
-            run.backend.write_weights(bytes(frame.buffers[1]), run.config.folder / WEIGHTS)
-            self._events.append((number, RunEnd(None)))
+            self._running[number].trial.save(bytes(frame.buffers[1]))
+            self._end(number, RunEnd(None))
 
     def _look(self) -> None:
-        """Query which nodes are present, and report trials that have lost all their nodes."""
+        """Query which nodes are present, and report trials that are suspended or have lost all their nodes."""
+        self._release()
         status = self._client.ask()
+        self._report_suspended(status.runs)
         self._next_look = self._clock() + _LOOK_INTERVAL_S
         others = [run for run in status.runs if not self._names.is_own(run.run)]
         free = [node for node in status.nodes if not any(run.nodes is None or node.name in run.nodes for run in others)]
@@ -247,7 +272,8 @@ class MasterRunner:
         states = {node.name: node.state for node in nodes}
         away = [name for name, state in states.items() if state == "away"]
         self._away = {name: self._away.get(name, 0) + 1 for name in away}
-        for number, run in list(self._running.items()):
+        running = [(number, run) for number, run in self._running.items() if number not in self._suspending]
+        for number, run in running:
             gone = [name for name in run.nodes if states.get(name, "left") in ("excluded", "left")]
             gone += [name for name in run.nodes if self._away.get(name, 0) >= _MAX_AWAY_LOOKS]
             if len(gone) == len(run.nodes):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -14,11 +16,16 @@ from evener.launch.nodes import NodeSpec, parse_local_nodes
 from evener.launch.processes import RANK_MODULES, LocalProcesses
 from evener.records.errors import NodeLost
 from evener.records.plan import Plan
+from evener.records.record import WEIGHTS
 from evener.records.schema import write_noun
 from evener.search.local_runner import LocalRunner, OpenTrial, TrialRunner
 from evener.search.options import TuneConfig
 from evener.search.trial_folder import TrialFolder
 from evener.search.trials import SearchTrial
+
+if TYPE_CHECKING:
+    from evener.ps.node.engine import ModelBackend
+    from evener.search.master_runner import Submittable
 
 
 @contextmanager
@@ -34,7 +41,7 @@ def open_runner(config: TuneConfig, folder: Path, notify: Callable[[str], None])
         EvenerError: a requested device or the master does not exist.
     """
     if config.is_on_master:
-        with _master_runner(config, folder, notify) as runner:
+        with open_master_runner(config, folder, notify, _preparer(config)) as runner:
             yield runner
         return
     open_trial, preload = _opener(config)
@@ -72,24 +79,48 @@ def run_config(
     )
 
 
-@contextmanager
-def _master_runner(config: TuneConfig, folder: Path, notify: Callable[[str], None]) -> Iterator[TrialRunner]:
-    """Yield the runner of a master, and free its nodes at the end unless the master was lost."""
+def _preparer(config: TuneConfig) -> Callable[[RunConfig, bool], Submittable]:
+    """Return the function that prepares a trial of a task for a master."""
     from evener.commands.engines import load_backend
     from evener.commands.train_by_agreement import check_of, prepare
-    from evener.commands.up import open_master
-    from evener.search.master_runner import MasterRunner, Submittable
+    from evener.search.master_runner import Submittable
 
     def submittable(run: RunConfig, is_shared: bool) -> Submittable:
         backend, task = load_backend(run, thin=config.thin)
         job, blobs = prepare(run, backend, task)
         if is_shared:
             check_of(run, backend, task, job, lambda _: None)
-        return Submittable(job, blobs, backend)
+        save = partial(_write_weights, backend, run.folder / WEIGHTS)
+        return Submittable(job, blobs, run.epochs or 0, backend.initial_weights, save)
+
+    return submittable
+
+
+def _write_weights(backend: ModelBackend, path: Path, weights: bytes) -> None:
+    backend.write_weights(weights, path)
+
+
+@contextmanager
+def open_master_runner(
+    config: TuneConfig, folder: Path, notify: Callable[[str], None], prepare: Callable[[Any, bool], Submittable]
+) -> Iterator[TrialRunner]:
+    """Yield the runner of a master, and free its nodes at the end unless the master was lost.
+
+    Args:
+        config: configuration of the search.
+        folder: folder of the study.
+        notify: shows a message to the user.
+        prepare: prepares a trial's run for submission; its second argument says whether several nodes share it.
+
+    Raises:
+        EvenerError: the master does not exist.
+    """
+    from evener.commands.up import open_master
+    from evener.search.master_runner import MasterRunner
 
     access = MasterAccess(home=config.home, master=config.master, token=config.token, token_file=config.token_file)
     with open_master(access) as client:
-        trials = MasterRunner(client, folder, submittable, notify)
+        trials = MasterRunner(client, folder, prepare, notify)
         is_lost = False
         try:
             yield trials
