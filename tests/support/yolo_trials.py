@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 from evener.frontends.yolo.overrides import YoloConfig
-from evener.frontends.yolo.searched_trial import SearchedTrial, TrialConfig
+from evener.frontends.yolo.searched_trial import LocalTrial, TrialConfig
 from evener.launch.nodes import NodeSpec
 from evener.launch.processes import LocalProcesses
 from evener.launch.rank_environment import RankEnvironment
@@ -50,7 +50,7 @@ def exact_trial_rank(env: RankEnvironment, config: TrialConfig) -> None:
         return described._replace(trainer=Kept)
 
     with quiet_ultralytics():
-        yolo_rank(env, config.training, read=read, trial=SearchedTrial(config.state))
+        yolo_rank(env, config.training, read=read, trial=LocalTrial(config.state))
 
 
 class Attempts:

@@ -117,6 +117,7 @@ def tune(config: TuneConfig, as_json: bool) -> None:
         if config.output is not None:
             require_study(config.output, resume=config.resume)
         require_ultralytics()
+        _require_submitter(config)
         with loading(as_json), redirect_stdout(sys.stderr):  # on which Ultralytics speaks from then on
             from evener.frontends.yolo.command import require_trust
 
@@ -127,16 +128,21 @@ def tune(config: TuneConfig, as_json: bool) -> None:
         return
     require_task(config.task)
     require_study(config.folder, resume=config.resume)
+    _require_submitter(config)
+    with loading(as_json):
+        from evener.search import command
+
+    command.tune(config, as_json=as_json)
+
+
+def _require_submitter(config: TuneConfig) -> None:
+    """Raise EvenerError if a master is named that would refuse the runs of a search, before much is loaded."""
     if config.is_on_master:
         from evener.commands.up import require_submitter
 
         require_submitter(
             MasterAccess(home=config.home, master=config.master, token=config.token, token_file=config.token_file)
         )
-    with loading(as_json):
-        from evener.search import command
-
-    command.tune(config, as_json=as_json)
 
 
 def plan(config: PlanConfig, as_json: bool) -> None:

@@ -220,8 +220,8 @@ class Search:
         score = self._score_of(epoch)
         self._assignments.epoch_ended(number, epoch.step // (epoch.epoch + 1), self._clock())
         trial.scores[epoch.epoch + 1] = score
-        self._study.report(number, epoch.epoch + 1, score)
         self._folder_of(number).record_epoch(epoch)
+        self._study.report(number, epoch.epoch + 1, score)
         attempt.verdict = self._rules.verdict(trial, self.trials)
         if attempt.verdict == "continue" and not attempt.moves:
             trial.wants_fast = self._rules.is_upper(trial)

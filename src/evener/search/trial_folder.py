@@ -31,7 +31,7 @@ class TrialFolder:
         return any(self.checkpoints.glob("[!.]*"))
 
     def record_epoch(self, epoch: Epoch) -> None:
-        """Record the steps per epoch once the first epoch is in the journal."""
+        """Record the steps per epoch, before the first epoch is in the journal."""
         if not self._steps.exists():
             self._steps.write_text(str(epoch.step // (epoch.epoch + 1)))
 

@@ -47,13 +47,14 @@ from evener.records.record import WEIGHTS, TrainRecord
 from evener.report.html import write_page
 from evener.training.console import open_console
 
-_METRICS: dict[str, type[Any]] = {
+METRICS: dict[str, type[Any]] = {
     "detect": DetMetrics,
     "segment": SegmentMetrics,
     "classify": ClassifyMetrics,
     "pose": PoseMetrics,
     "obb": OBBMetrics,
 }
+"""Metrics of Ultralytics, by task."""
 _PROGRAM = Path(__file__).with_name("node_program.py")
 _NODE_TASK = Path(__file__).with_name("node_task.py")
 _CHOSEN_HERE = ("save_dir", "exist_ok")
@@ -108,25 +109,25 @@ def train_on_nodes(config: RunConfig, training: YoloTraining, *, to_stderr: bool
         training: of the model.
         to_stderr: keep stdout free.
     """
-    training = _completed(training)
+    training = completed(training)
     code = packed_code(training)
     with alone(), in_a_sentence():
-        trainer = _trainer_here(training)
+        trainer = trainer_here(training)
     results: dict[str, Any] = {}
-    metrics = _METRICS[training.model.task]()
+    metrics = METRICS[training.model.task]()
     try:
-        with _program(training, code) as program:
-            sent = _config_of_ranks(config, training, {"python": minor_version()} if code else {})
+        with program_of(training, code) as program:
+            sent = config_of_ranks(config, training, {"python": minor_version()} if code else {})
             record = submit_ranks(sent, to_stderr=to_stderr, program=program)
     finally:
         if (training.folder / WEIGHTS).exists():  # also after a run that was stopped
             with alone(), in_a_sentence():
-                results = _take_results(training, trainer, metrics)
+                results = take_results(training, trainer, metrics)
     _write_page(training.folder, record)
     return MasterResults(record, results, metrics)
 
 
-def _completed(training: YoloTraining) -> YoloTraining:
+def completed(training: YoloTraining) -> YoloTraining:
     """Return `training` with the settings that Ultralytics takes from the model's file where the user names none."""
     model, settings = training.model, training.settings
     of_model = {name: value for name, value in model.overrides.items() if name not in ("model", "task")}
@@ -134,7 +135,7 @@ def _completed(training: YoloTraining) -> YoloTraining:
     return training._replace(settings={**of_model, **settings, "data": data})
 
 
-def _begins_with_weights(training: YoloTraining) -> bool:
+def begins_with_weights(training: YoloTraining) -> bool:
     """Return whether the training begins with the weights of its model, and not with drawn ones."""
     return bool(training.model.ckpt) and training.settings.get("pretrained") is not False
 
@@ -152,13 +153,13 @@ def _write_page(folder: Path, record: TrainRecord) -> None:
 
 
 @contextlib.contextmanager
-def _program(training: YoloTraining, code: bytes) -> Iterator[Blob]:
+def program_of(training: YoloTraining, code: bytes) -> Iterator[Blob]:
     """Pack the program for the nodes: the file that their ranks run, the model, and the user's own code."""
     model = training.model
     with tempfile.TemporaryDirectory(prefix="evener-yolo-") as name:
         folder = Path(name)
         shutil.copy(_PROGRAM, folder)
-        if _begins_with_weights(training):
+        if begins_with_weights(training):
             write_first_weights(model, folder / FIRST_WEIGHTS)
         else:
             (folder / _description_of(model)).write_text(yaml.safe_dump(model.model.yaml))
@@ -172,13 +173,13 @@ def _description_of(model: Any) -> str:
     return Path(model.cfg or model.model.yaml["yaml_file"]).name
 
 
-def _config_of_ranks(config: RunConfig, training: YoloTraining, facts: dict[str, str]) -> RunConfig:
+def config_of_ranks(config: RunConfig, training: YoloTraining, facts: dict[str, str]) -> RunConfig:
     """Return the config for the nodes: the file that they run, the overrides, `facts`, and the folder of the data."""
     sent = {name: str(value) for name, value in training.settings.items() if is_text(value)}
     sent |= dict(word.split("=", 1) for word in yolo_config(config).overrides if "=" in word)
     sent = {name: value for name, value in sent.items() if name not in _CHOSEN_HERE} | {"name": training.folder.name}
     sent["data"], place = place_of(str(training.settings["data"]))
-    if not _begins_with_weights(training):
+    if not begins_with_weights(training):
         sent["model"] = _description_of(training.model)
     return replace(
         config,
@@ -190,7 +191,7 @@ def _config_of_ranks(config: RunConfig, training: YoloTraining, facts: dict[str,
     )
 
 
-def _trainer_here(training: YoloTraining) -> Any:
+def trainer_here(training: YoloTraining) -> Any:
     """Return a trainer of Ultralytics for the results of the nodes, with settings and data, that trains nothing."""
     model = training.model
     kind = training.trainer or model._smart_load("trainer")
@@ -203,14 +204,14 @@ def _trainer_here(training: YoloTraining) -> Any:
         return silent(overrides={**settings, "model": model.overrides["model"]})
 
 
-def _take_results(training: YoloTraining, trainer: Any, metrics: Any) -> dict[str, Any]:
+def take_results(training: YoloTraining, trainer: Any, metrics: Any) -> dict[str, Any]:
     """Write the files of Ultralytics from the results of the first rank, and let `metrics` have its metrics.
 
     Returns:
         What the trainer says of the training, by attribute; empty after one that was stopped.
     """
     file = training.folder / WEIGHTS
-    weights = training.model.model if _begins_with_weights(training) else None
+    weights = training.model.model if begins_with_weights(training) else None
     trainer.model = trainer.get_model(cfg=deepcopy(training.model.model.yaml), weights=weights)
     trainer.set_model_attributes()
     restore_results(trainer.model, vars(trainer.args), file, training.folder)
@@ -241,7 +242,7 @@ def train_by_agreement(
     Returns:
         The record, and the trainer of Ultralytics that has validated the result.
     """
-    config, local = _prepared(config, _completed(training))
+    config, local = _prepared(config, completed(training))
     record = submit_agreement(config, torch_backend(local.task, config), local.task, to_stderr=to_stderr)
     with alone():
         finish(local, record)
@@ -253,7 +254,7 @@ def _prepared(config: RunConfig, request: YoloTraining) -> tuple[RunConfig, Loca
     """The run of the task that nodes are sent, and that task with its first weights."""
     common, data_dir = _common_settings(request.settings)
     architecture = deepcopy(request.model.model.yaml)
-    weights = request.model.model if _begins_with_weights(request) else None
+    weights = request.model.model if begins_with_weights(request) else None
     common |= {"task": request.model.task, "epochs": config.epochs or request.settings.get("epochs", 100)}
     common |= {"batch": config.batch_size or request.settings.get("batch", 16)}
     common |= {"seed": config.seed or request.settings.get("seed", 0)}

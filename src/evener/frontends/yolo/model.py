@@ -159,10 +159,10 @@ class YOLO(PlainYOLO):
             elastic=elastic,
             patience=node_patience,
             ship_data=ship_data,
-            home=None if home is None else Path(home).expanduser(),
+            home=_path(home),
             master=master,
             token=token,
-            token_file=None if token_file is None else Path(token_file).expanduser(),
+            token_file=_path(token_file),
             goes_on=True,
         )
         read_overrides(config.overrides)
@@ -201,9 +201,14 @@ class YOLO(PlainYOLO):
         join: bool = True,
         ahead: int = DEFAULT_AHEAD,
         node_patience: float = PATIENCE,
+        master: str | None = None,
+        home: str | Path | None = None,
+        token: str | None = None,
+        token_file: str | Path | None = None,
+        ship_data: bool = False,
         **settings: Any,
     ) -> Any:
-        """Search for settings on nodes of this machine; on one device, without `nodes`, as Ultralytics does.
+        """Search for settings on nodes of this machine or of a master; on one device, without either, as Ultralytics.
 
         Results are in the folder that Ultralytics chooses, and `study` names all trials. Trials begin with the weights
         of this model and its settings, and have no callbacks of yours, as with Ultralytics.
@@ -217,6 +222,7 @@ class YOLO(PlainYOLO):
             prune: "asha", "hyperband" or "none"; Ultralytics trains every trial to its end.
             join: whether idle nodes join the slowest trial.
             ahead: trials that are drawn before earlier results are used.
+            master, home, token, token_file, ship_data: as for `train`.
             settings: of Ultralytics, also `space`: ranges (low, high) or (low, high, gain), or choices as text.
 
         Raises:
@@ -227,9 +233,22 @@ class YOLO(PlainYOLO):
             raise InvalidInput("tune starts its trials itself: run the script with python, not as ranks of a launcher")
         self.study = None
         others, devices = _with_devices(settings, devices, nodes)
-        places = NodesConfig(local_nodes=_speeds(nodes), devices=devices, memory=memory, patience=node_patience)
-        here = choose_nodes(places)
-        if nodes is None and (use_ray or len(here) == 1):
+        places: dict[str, Any] = {
+            "local_nodes": _speeds(nodes),
+            "devices": devices,
+            "memory": memory,
+            "patience": node_patience,
+        }
+        masters = {
+            "master": master,
+            "home": _path(home),
+            "token": token,
+            "token_file": _path(token_file),
+            "ship_data": ship_data,
+        }
+        is_on_master = any(masters.values())
+        here = [] if is_on_master else choose_nodes(NodesConfig(**places))
+        if not is_on_master and nodes is None and (use_ray or len(here) == 1):
             named = {
                 "memory": memory is not None,
                 "prune": prune != "asha",
@@ -242,9 +261,12 @@ class YOLO(PlainYOLO):
                 others["device"] = here[0].device
             return super().tune(use_ray, iterations, *arguments, **others)
         if use_ray or arguments:
-            raise InvalidInput("Ray Tune places trials by itself: leave out use_ray and what follows, or nodes")
+            raise InvalidInput(
+                "Ray Tune places trials by itself: leave out use_ray and what follows, or what names nodes"
+            )
         from evener.frontends.yolo import tuning
 
+        places |= masters
         self.study = tuning.tune_model(self, others, places, iterations, prune=prune, joins=join, ahead=ahead)
         return None
 
@@ -334,6 +356,10 @@ class YOLO(PlainYOLO):
         self.overrides["model"] = str(files["best"] if files["best"].exists() else files["last"])
         if isinstance(self.model, nn.Module) and Path(self.overrides["model"]).exists():
             self.model.pt_path = self.overrides["model"]
+
+
+def _path(named: str | Path | None) -> Path | None:
+    return None if named is None else Path(named).expanduser()
 
 
 def _speeds(nodes: str | Sequence[float] | None) -> str | None:

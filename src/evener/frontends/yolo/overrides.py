@@ -198,14 +198,13 @@ def require_searchable(config: TuneConfig) -> None:
         "--thin": config.thin,
         "--metric": config.metric is not None,
         "--precision": config.precision != "fp32",
-        "--ship-data": config.ship_data,
     }
     if wrong := next((name for name, is_named in named.items() if is_named), None):
         raise InvalidInput(f"{wrong} does not go with a model of Ultralytics, whose trials are ranked by fitness")
-    if config.is_on_master:
+    if config.agreement is not None:
         raise InvalidInput(
-            "trials of a model of Ultralytics run on nodes of this machine, not of a master: name --local-nodes or "
-            "--devices"
+            "--agreement does not go with a search for settings of Ultralytics, whose trials are ranks that work "
+            "together: name the master by --master or --home alone"
         )
 
 

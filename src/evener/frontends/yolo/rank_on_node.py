@@ -23,6 +23,8 @@ FIRST_WEIGHTS = "first.safetensors"
 """Of a `.pt` to begin with, beside the file that a rank runs."""
 USER_CODE = "code.pickle"
 """Callbacks and trainer class of a training from Python, beside the file that a rank runs."""
+OF_SEARCH = "search"
+"""Option of a rank whose training is a trial of a search."""
 
 
 def rank_on_node(env: RankEnvironment, config: RunConfig) -> None:
@@ -51,7 +53,13 @@ def rank_on_node(env: RankEnvironment, config: RunConfig) -> None:
     if code.exists():
         _require_same_python(config.option["python"])
     read = partial(_read, code.read_bytes() if code.exists() else b"")
-    yolo_rank(env, yolo, RemoteCheckpoints(config.output, resumes=config.resume), read)
+    trial = None
+    if config.option.get(OF_SEARCH):
+        with alone():
+            from evener.frontends.yolo.searched_trial import RemoteTrial
+
+            trial = RemoteTrial()
+    yolo_rank(env, yolo, RemoteCheckpoints(config.output, resumes=config.resume), read, trial)
 
 
 def _require_same_python(version: str) -> None:

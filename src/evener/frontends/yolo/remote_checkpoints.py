@@ -59,7 +59,7 @@ class RemoteCheckpoints:
 
     def write(self, trainer: Any, state: bytes, batch: int) -> Event:
         """Write a checkpoint of the `state` after `batch`; return its event. A full disk does not end the run."""
-        begin, target = time.monotonic(), self._folder / CHECKPOINTS / f"step-{batch:08d}"
+        begin, target = time.monotonic(), self._path(batch)
         try:
             with atomic_draft(target) as draft:
                 draft.mkdir()
@@ -75,6 +75,13 @@ class RemoteCheckpoints:
         self._written_at = time.monotonic()
         self._took = self._written_at - begin
         return event
+
+    def has(self, batch: int) -> bool:
+        """Whether there is one after `batch`, which this rank has written or begun from."""
+        return self._path(batch).exists()
+
+    def _path(self, batch: int) -> Path:
+        return self._folder / CHECKPOINTS / f"step-{batch:08d}"
 
     def state(self) -> bytes:
         """Read the state that this rank goes on from."""

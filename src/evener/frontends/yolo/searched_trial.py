@@ -2,7 +2,8 @@
 
     <folder of the trial>/checkpoints/trainer.state   all that decides the batches that come
     <folder of the trial>/checkpoints/results.csv     the lines of Ultralytics as they were then
-    <folder of the trial>/metrics.json                of the epoch with the best weights
+
+On the nodes of a master, the state is in the checkpoints that the master keeps (`remote_checkpoints`).
 
 The score of an epoch is the best fitness so far: that of best.pt. The state is written after an epoch, if that takes
 little of the time, and where the trial stops to go on elsewhere. A trial that goes on from its state, also on other
@@ -13,9 +14,9 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -27,7 +28,6 @@ from evener.records.history import History
 from evener.records.record import Epoch, finite_validation
 
 FITNESS = "fitness"
-METRICS_FILE = "metrics.json"
 STATE_FILE = "trainer.state"
 _RESULTS = "results.csv"
 _LEAST_WORK = 20
@@ -60,8 +60,31 @@ class TrialConfig(NamedTuple):
         return self._replace(training=msgspec.structs.replace(self.training, shares=shares))
 
 
-class SearchedTrial:
-    """A trial of a search; every rank has one.
+class SearchedTrial(Protocol):
+    """A trial of a search; every rank has one."""
+
+    def restore(self, trainer: Any) -> None:
+        """Let `trainer`, which is set up, go on from the state of the trial, if there is one."""
+
+    def stop(self, trainer: Any, batch: int) -> bool:
+        """Keep the state after `batch`, from 1, within an epoch; all ranks call this.
+
+        Return whether the ranks may stop: not while they have gradients that were not added up yet.
+        """
+
+    def end_epoch(self, trainer: Any) -> None:
+        """Report the score of an epoch; all ranks call this.
+
+        Raises:
+            Interrupted: the search ends the trial, or moves it to other nodes.
+        """
+
+    def leave(self, trainer: Any) -> None:
+        """Report what was not reported yet; the leader calls this when all is trained."""
+
+
+class LocalTrial:
+    """A trial on nodes of this machine.
 
     Args:
         state: file of the state from which the trial goes on; it need not exist yet.
@@ -89,10 +112,7 @@ class SearchedTrial:
             shutil.copy2(last, trainer.last)
 
     def stop(self, trainer: Any, batch: int) -> bool:
-        """Keep the state after `batch`, from 1, within an epoch; all ranks call this.
-
-        Return whether the ranks may stop: not while they have gradients that were not added up yet.
-        """
+        """Keep the state; see `SearchedTrial`."""
         rank = trainer.trainer_rank
         if batch <= self._restored:  # the loop has not come to where the trial goes on: the state is there
             return True
@@ -104,27 +124,20 @@ class SearchedTrial:
         return True
 
     def end_epoch(self, trainer: Any) -> None:
-        """Report the score of an epoch, and keep the state after it if that is due; all ranks call this.
-
-        Where Ultralytics stops early, the epochs that are left count as computed, with the best fitness.
-
-        Raises:
-            Interrupted: the search ends the trial, or moves it to other nodes.
-        """
+        """Report the score of an epoch, and keep the state after it if that is due; see `SearchedTrial`."""
         rank, next_epoch = trainer.trainer_rank, trainer.epoch + 1
-        is_last = bool(trainer.stop) or next_epoch >= trainer.epochs
         said = b""
-        if rank.leads and not is_last:
-            is_over = self._report(trainer, trainer.epoch)
-            said = b"over" if is_over else b""
-            if is_over or time.monotonic() - self._kept_at >= _LEAST_WORK * self._took:
+        if rank.leads:
+            is_over = any(rank.env.is_over(end) for end in epoch_ends(trainer))
+            is_last = _is_last_epoch(trainer)
+            said = b"over" if is_over and not is_last else b""
+            if not is_last and (is_over or time.monotonic() - self._kept_at >= _LEAST_WORK * self._took):
                 self._keep(trainer, next_epoch * len(trainer.train_loader), next_epoch=next_epoch)
-        elif rank.leads:
-            for epoch in range(trainer.epoch, trainer.epochs):
-                if self._report(trainer, epoch):
-                    break
         if rank.group.broadcast(said):
             raise Interrupted(f"the search ended this trial after epoch {trainer.epoch + 1}")
+
+    def leave(self, trainer: Any) -> None:
+        """Do nothing: every epoch has been reported."""
 
     def _keep(self, trainer: Any, batch: int, *, next_epoch: int) -> None:
         """Write the state after `batch`, with which the loop goes on in `next_epoch`, and the lines of results."""
@@ -135,13 +148,45 @@ class SearchedTrial:
         self._kept_at = time.monotonic()
         self._took = self._kept_at - begin
 
-    def _report(self, trainer: Any, epoch: int) -> bool:
-        """Report the end of `epoch`, and write metrics that are the best; return whether the trial is over."""
-        session, step = trainer.trainer_rank.work.session, (epoch + 1) * len(trainer.train_loader)
-        fitness, best = float(trainer.fitness or 0.0), float(trainer.best_fitness or 0.0)
-        if fitness >= best:
-            metrics = {name: float(value) for name, value in (trainer.metrics or {}).items()}
-            atomic_write(self._state.parents[1] / METRICS_FILE, msgspec.json.encode({**metrics, FITNESS: fitness}))
+
+class RemoteTrial:
+    """A trial on nodes of a master, which keeps its state; the search assigns other nodes to it, or none, to end it."""
+
+    def __init__(self) -> None:
+        self._ends: list[Epoch] = []
+        self._num_reported = 0
+
+    def restore(self, trainer: Any) -> None:
+        """Do nothing: the ranks begin with the checkpoint of the master."""
+
+    def stop(self, trainer: Any, batch: int) -> bool:
+        """Keep the state; see `SearchedTrial`."""
+        return bool(trainer.trainer_rank.keep_last(batch))
+
+    def end_epoch(self, trainer: Any) -> None:
+        """Report the score of an epoch; a rank that has become the leader reports also the earlier ones again."""
+        self._ends += epoch_ends(trainer)
+        self.leave(trainer)
+
+    def leave(self, trainer: Any) -> None:
+        """Report what was not reported yet, if this rank leads."""
+        if trainer.trainer_rank.leads:
+            for end in self._ends[self._num_reported :]:
+                trainer.trainer_rank.env.notify(end)
+            self._num_reported = len(self._ends)
+
+
+def epoch_ends(trainer: Any) -> Iterator[Epoch]:
+    """Yield the end of the epoch that `trainer` has validated, with its best fitness so far.
+
+    The metrics of the epoch are with it if they are the best. Where Ultralytics stops early, the epochs that are left
+    count as computed.
+    """
+    session = trainer.trainer_rank.work.session
+    fitness, best = float(trainer.fitness or 0.0), float(trainer.best_fitness or 0.0)
+    metrics = {name: float(value) for name, value in (trainer.metrics or {}).items()} if fitness >= best else {}
+    for epoch in range(trainer.epoch, trainer.epochs if _is_last_epoch(trainer) else trainer.epoch + 1):
+        step = (epoch + 1) * len(trainer.train_loader)
         validation = finite_validation(
             trainer.trainer_rank.env.node.name,
             step=step,
@@ -149,7 +194,10 @@ class SearchedTrial:
             loss=0.0,
             accuracy=None,
             seconds=0.0,
-            metrics={FITNESS: best},
+            metrics={**metrics, FITNESS: best},
         )
-        end = Epoch(step=step, epoch=epoch, loss=session.history.last_loss(), validation=validation)
-        return bool(trainer.trainer_rank.env.is_over(end))
+        yield Epoch(step=step, epoch=epoch, loss=session.history.last_loss(), validation=validation)
+
+
+def _is_last_epoch(trainer: Any) -> bool:
+    return bool(trainer.stop) or trainer.epoch + 1 >= trainer.epochs

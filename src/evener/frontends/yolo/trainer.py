@@ -232,7 +232,8 @@ class DistributedTrainer(BaseTrainer):
         result = StepResult(epoch=part.epoch, samples=len(part.indices), total=part.total, loss=loss)
         trial = self.trainer_rank.trial
         if self.trainer_rank.end_batch(part.step, result) and (trial is None or trial.stop(self, part.step)):
-            raise Interrupted(f"stopped in epoch {self.epoch + 1} as asked{self.trainer_rank.leave(self)}")
+            advice = self.trainer_rank.leave(self) if trial is None else ""
+            raise Interrupted(f"stopped in epoch {self.epoch + 1} as asked{advice}")
 
     def _done(self) -> int:
         """The last batch of the training, from 1, that is computed."""

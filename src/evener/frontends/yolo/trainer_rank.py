@@ -235,8 +235,28 @@ class TrainerRank:
             last = trainer.last
             return f"; go on with: evener yolo {trainer.args.task} train resume model={last}" if last.exists() else ""
         if self.group.is_leader:
+            if self.trial is not None:
+                self.trial.leave(trainer)
             self._checkpoints.leave(trainer)
         return ""
+
+    def keep_last(self, step: int) -> bool:
+        """Have the master keep a checkpoint after `step`, the last one of these ranks; all of them call this.
+
+        Return whether they may stop: not while there are gradients that were not added up yet.
+        """
+        if self.generations is None or self._checkpoints is None:
+            return True
+        if self.generations.batch != step:
+            return False
+        if self.group.is_leader and not self._checkpoints.has(step):
+            self._write_checkpoint(self._checkpoints, step)
+        return True
+
+    def _write_checkpoint(self, checkpoints: RemoteCheckpoints, step: int) -> None:
+        assert self.generations is not None
+        event = checkpoints.write(self.generations.trainer, self.generations.state(), step)
+        self.work.session.monitor.emit(event)
 
     def _keep(self, step: int) -> None:
         """Have the master keep a checkpoint after `step`, if one is due."""
@@ -244,8 +264,7 @@ class TrainerRank:
         if self._checkpoints is None or not self.group.is_leader:
             return
         if self._checkpoints.is_due(ends_epoch=self.generations.ends_epoch):
-            event = self._checkpoints.write(self.generations.trainer, self.generations.state(), step)
-            self.work.session.monitor.emit(event)
+            self._write_checkpoint(self._checkpoints, step)
 
     def end_epoch(self) -> None:
         """Hear of all batches so far."""

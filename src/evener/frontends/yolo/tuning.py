@@ -3,6 +3,7 @@
     <folder>/tune_results.ndjson, best_hyperparameters.yaml, weights/, plots   as Ultralytics' own search leaves them
     <folder>/journal.log, study.json                                           as every search of Evener
     <folder>/trials/0007                                                       folder of one training
+    <folder>/trials/0007/metrics.json                                          of its best weights
 
 Trials are pruned, placed, shared and resumed as those of a task. Without `--vary` they vary what Ultralytics varies,
 within its bounds, and the first trial has the settings as they are.
@@ -21,14 +22,12 @@ from typing import Any
 
 import msgspec
 import yaml
-from msgspec.structs import fields
 
 from evener.commands.train import choose_nodes
-from evener.config.options import NodesConfig
 from evener.frontends.yolo.command import require_loadable
 from evener.frontends.yolo.overrides import YoloConfig, checkpoint_of, is_automatic, read_overrides, search_overrides
 from evener.frontends.yolo.rank import alone, yolo_rank
-from evener.frontends.yolo.searched_trial import FITNESS, METRICS_FILE, STATE_FILE, SearchedTrial, TrialConfig
+from evener.frontends.yolo.searched_trial import FITNESS, STATE_FILE, LocalTrial, TrialConfig
 from evener.launch.nodes import NodeSpec
 from evener.launch.processes import RANK_MODULES, LocalProcesses
 from evener.launch.rank_environment import RankEnvironment, RankFunction
@@ -42,6 +41,7 @@ from evener.search.halving import Pruning
 from evener.search.local_runner import LocalRunner, TrialRunner
 from evener.search.objective import Notify, Objective
 from evener.search.options import TuneConfig
+from evener.search.runners import open_master_runner
 from evener.search.space import Varied, parse_varied, suggest_varied
 from evener.search.study import some_values
 from evener.search.torch_trial import TorchTrial
@@ -56,6 +56,7 @@ with alone():
     from ultralytics.utils.plotting import plot_tune_results
 
     from evener.frontends.yolo.criteria import require_known_loss
+    from evener.frontends.yolo.master_trials import master_options, prepared_trials
     from evener.frontends.yolo.packed_training import packed_training, unpacked_training
     from evener.frontends.yolo.settings import (
         YoloTraining,
@@ -76,6 +77,7 @@ _OF_FOLDER = ("project", "name", "save_dir", "exist_ok", "mode", "task")
 _NOT_VARIED = (*_OF_FOLDER, "model", "data", "epochs", "resume", "val", "split")
 _RESULTS = "tune_results.ndjson"
 _BEST = "best_hyperparameters.yaml"
+_METRICS = "metrics.json"
 Space = Mapping[str, Sequence[Any]]
 """Ranges (low, high) or (low, high, gain) by setting, as Ultralytics takes them, or choices as text."""
 
@@ -83,7 +85,7 @@ Space = Mapping[str, Sequence[Any]]
 def trial_rank(env: RankEnvironment, config: TrialConfig) -> None:
     """Run one rank of a trial. Ultralytics says nothing: several trials run at a time."""
     with quiet_ultralytics():
-        yolo_rank(env, config.training, trial=SearchedTrial(config.state))
+        yolo_rank(env, config.training, trial=LocalTrial(config.state))
 
 
 def tune(config: TuneConfig, *, as_json: bool) -> None:
@@ -102,7 +104,7 @@ def tune(config: TuneConfig, *, as_json: bool) -> None:
 def tune_model(
     model: Any,
     settings: Mapping[str, Any],
-    places: NodesConfig,
+    places: Mapping[str, Any],
     iterations: int,
     *,
     prune: Pruning,
@@ -114,7 +116,7 @@ def tune_model(
     Args:
         model: that every trial begins with.
         settings: of Ultralytics, by name, and its `space`.
-        places: nodes of this machine.
+        places: options of `TuneConfig` that name nodes of this machine, or a master.
         iterations: number of trials.
         prune, joins, ahead: see `TuneConfig`.
 
@@ -143,7 +145,7 @@ def tune_model(
         ahead=ahead,
         output=folder,
         resume=resume,
-        **{one.name: getattr(places, one.name) for one in fields(NodesConfig)},
+        **places,
     )
     config = _with_optimizer(config, list(space or ()))
     plain = copy.copy(model)
@@ -177,7 +179,7 @@ def _sent_trial_rank(packed: bytes, env: RankEnvironment, config: TrialConfig) -
         return read_training(training.overrides, model)
 
     with quiet_ultralytics():
-        yolo_rank(env, config.training, read=read, trial=SearchedTrial(config.state))
+        yolo_rank(env, config.training, read=read, trial=LocalTrial(config.state))
 
 
 def tuner_of(settings: Mapping[str, Any]) -> Any:
@@ -226,7 +228,7 @@ def yolo_objective(
         epochs=args.epochs,
         batch_size=args.batch,
         metric=FITNESS,
-        open_runner=partial(_open_runner, config, program),
+        open_runner=partial(_open_runner, config, program, model, args.epochs),
         config_of=partial(_trial_config, config),
         score_of=_score_of,
         folder_of=_TrialFolder,
@@ -298,16 +300,27 @@ def _trial_config(config: TuneConfig, trial: SearchTrial, folder: TrialFolder, p
     samples = {} if plan is None else {one.node: one.samples for one in plan.assignments}
     training = YoloConfig(
         overrides=(*overrides, f"save_dir={folder.folder}", "exist_ok=True"),
-        elastic=False,
+        elastic=None if config.is_on_master else False,
         patience=config.patience,
         to_stderr=True,
+        **master_options(config),
     )
     return TrialConfig(training, folder.checkpoints / STATE_FILE, samples)
 
 
 @contextmanager
-def _open_runner(config: TuneConfig, program: RankFunction, _folder: Path, _notify: Notify) -> Iterator[TrialRunner]:
+def _open_runner(
+    config: TuneConfig, program: RankFunction, model: Any, epochs: int, folder: Path, notify: Notify
+) -> Iterator[TrialRunner]:
     """Yield the runner of the trials, whose nodes are its own until the block ends."""
+    if config.is_on_master:
+        with (
+            alone(),
+            prepared_trials(config, model, epochs) as prepare,
+            open_master_runner(config, folder, notify, prepare) as runner,
+        ):
+            yield runner
+        return
     nodes = choose_nodes(config)
     with LocalProcesses(_PRELOADED) as processes:
         yield LocalRunner(processes, partial(_open_trial, program), nodes)
@@ -321,6 +334,13 @@ def _open_trial(
 
 class _TrialFolder(TrialFolder):
     """The folder of one trial, as Ultralytics leaves that of a training."""
+
+    def record_epoch(self, epoch: Epoch) -> None:
+        """Write the metrics of an epoch that is the best so far; others have no metrics but the fitness."""
+        assert epoch.validation is not None
+        if set(epoch.validation.metrics) != {FITNESS}:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            atomic_write(self.folder / _METRICS, json.dumps(epoch.validation.metrics).encode())
 
     def forget_unreported(self, _epochs: int) -> None:
         """Prepare the folder: an epoch whose report was lost is reported again when the next one ends."""
@@ -373,7 +393,7 @@ def draw_results(folder: Path) -> None:
 def _result(folder: Path, trial: TrialSummary) -> dict[str, Any]:
     """Return the line of a trial in the file of Ultralytics."""
     own = folder / "trials" / f"{trial.number:04d}"
-    file = own / METRICS_FILE
+    file = own / _METRICS
     metrics = json.loads(file.read_text()) if file.exists() else {}
     return {
         "iteration": trial.number + 1,
