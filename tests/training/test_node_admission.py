@@ -16,7 +16,15 @@ from evener.oracle.cost.topology import LinkCost
 from evener.records.errors import NotNeeded
 from evener.records.plan import Assignment, Plan
 from evener.training import admission
-from evener.training.admission import place_for, publish_costs, publish_places, require_beneficial, slowest_link
+from evener.training.admission import (
+    exchange_of,
+    place_for,
+    publish_costs,
+    publish_places,
+    require_beneficial,
+    slowest_link,
+)
+from evener.training.training import follows_speeds
 from support.refusals import refused
 from support.stores import memory_store
 
@@ -40,26 +48,31 @@ def context_of(store: SignedStore, *, is_of_master: bool = True, leaving: tuple[
     return SimpleNamespace(env=env, model=nn.Linear(10, 10))
 
 
+def beneficial(context: Any, plan: Plan, config: RunConfig, cost: NodeCost | None) -> LinkCost | None:
+    exchange, follows = exchange_of(context.model), follows_speeds(config, plan)
+    return require_beneficial(context.env, plan, exchange, cost, follows_speeds=follows)
+
+
 def rank_that(*, is_leader: bool) -> Any:
     return SimpleNamespace(is_leader=is_leader)
 
 
 def test_node_that_shortens_the_step_is_admitted_with_a_reference(store: SignedStore) -> None:
-    assert require_beneficial(context_of(store), PLAN, CONFIG, NodeCost(unit_seconds=0.02)) == LINE
+    assert beneficial(context_of(store), PLAN, CONFIG, NodeCost(unit_seconds=0.02)) == LINE
 
 
 def test_node_that_lengthens_the_step_is_refused_with_predictions(store: SignedStore) -> None:
     slow = NodeCost(unit_seconds=0.01, fixed_seconds=2.0)
     with refused(NotNeeded):
-        require_beneficial(context_of(store), PLAN, CONFIG, slow)
+        beneficial(context_of(store), PLAN, CONFIG, slow)
 
 
 def test_slow_node_is_admitted_if_all_others_are_about_to_leave(store: SignedStore) -> None:
     slow = NodeCost(unit_seconds=0.01, fixed_seconds=2.0)
-    assert require_beneficial(context_of(store, leaving=("a",)), PLAN, CONFIG, slow) == LINE
+    assert beneficial(context_of(store, leaving=("a",)), PLAN, CONFIG, slow) == LINE
     publish_costs(store, {"a": NodeCost(unit_seconds=0.01), "b": NodeCost(unit_seconds=0.01)}, LINE)
     with refused(NotNeeded):
-        require_beneficial(context_of(store, leaving=("a",)), PLAN, CONFIG, slow)
+        beneficial(context_of(store, leaving=("a",)), PLAN, CONFIG, slow)
 
 
 @pytest.mark.parametrize(
@@ -74,18 +87,17 @@ def test_all_nodes_are_admitted_without_a_comparison(
     store: SignedStore, plan: Plan, config: RunConfig, is_of_master: bool, own: float
 ) -> None:
     worker = NodeCost(unit_seconds=0.01, fixed_seconds=own)
-    assert require_beneficial(context_of(store, is_of_master=is_of_master), plan, config, worker) is None
+    assert beneficial(context_of(store, is_of_master=is_of_master), plan, config, worker) is None
 
 
 def test_node_of_the_plan_is_readmitted_at_any_speed(store: SignedStore) -> None:
-    assert require_beneficial(context_of(store), PLAN, CONFIG, None) == LINE
+    assert beneficial(context_of(store), PLAN, CONFIG, None) == LINE
 
 
 def test_link_timing_removes_its_values() -> None:
     store = memory_store()
-    group = SimpleNamespace(all_reduce_max=list)
-    training: Any = SimpleNamespace(context=context_of(store), plan=PLAN, group=group)
-    found = slowest_link(training, CONFIG)
+    group: Any = SimpleNamespace(all_reduce_max=list)
+    found = slowest_link(context_of(store).env, group, PLAN, follows_speeds=follows_speeds(CONFIG, PLAN))
     assert found is not None
     assert 0 < found.alpha < 1
     assert 0 <= found.beta < 1e-6

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
+from torch import nn
 
 from evener.comm.group import Group
 from evener.comm.signed_store import SignedStore
-from evener.config.run_config import RunConfig
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.admission import Forecast, forecast
+from evener.oracle.admission import forecast
 from evener.oracle.apportion import NodeCost
 from evener.oracle.cost.topology import LinkCost
 from evener.oracle.data_parallel import GradientSync
@@ -28,9 +29,7 @@ from evener.parallel.shared_statistics import statistics_exchanges
 from evener.records.errors import NotNeeded
 from evener.records.plan import Assignment, Plan
 from evener.records.schema import Part
-from evener.training.context import RankContext
 from evener.training.costs import gradient_bytes
-from evener.training.training import Training, follows_speeds
 
 _PRESENT, _PLACES = "elastic/present", "elastic/places"
 _BYTES, _MESSAGES = 2**19, 3
@@ -48,13 +47,20 @@ class _Present(Part, frozen=True, kw_only=True):
     link: tuple[float, float]
 
 
-def slowest_link(training: Training, config: RunConfig) -> LinkCost | None:
-    """Return the slowest rank's connection to the master; None if all nodes are admitted. All ranks call this."""
-    store = _store_to_compare(training.context, training.plan, config)
+def slowest_link(env: RankEnvironment, group: Group, plan: Plan, *, follows_speeds: bool) -> LinkCost | None:
+    """Return the slowest rank's connection to the master; None if all nodes are admitted. All ranks call this.
+
+    Args:
+        env: of this rank.
+        group: all ranks.
+        plan: the first plan of the run.
+        follows_speeds: whether samples are divided by measured speeds.
+    """
+    store = _store_to_compare(env, plan, follows_speeds=follows_speeds)
     if store is None:
         return None
-    link = _link_cost(store, training.context.env.node.name)
-    return LinkCost(*training.group.all_reduce_max([link.alpha, link.beta]))
+    link = _link_cost(store, env.node.name)
+    return LinkCost(*group.all_reduce_max([link.alpha, link.beta]))
 
 
 def publish_costs(store: SignedStore | None, costs: Mapping[str, NodeCost], link: LinkCost | None) -> None:
@@ -63,26 +69,32 @@ def publish_costs(store: SignedStore | None, costs: Mapping[str, NodeCost], link
         store.set(_PRESENT, msgspec.json.encode(_Present(costs=dict(costs), link=(link.alpha, link.beta))).decode())
 
 
-def require_beneficial(context: RankContext, plan: Plan, config: RunConfig, cost: NodeCost | None) -> LinkCost | None:
+def require_beneficial(
+    env: RankEnvironment, plan: Plan, exchange: GradientSync, cost: NodeCost | None, *, follows_speeds: bool
+) -> LinkCost | None:
     """Require that steps are shorter with this rank's node; return the result of `slowest_link` on initial ranks.
 
     Args:
-        context: of a rank that joins later.
+        env: of a rank that joins later.
         plan: the first plan of the run.
-        config: of the run.
+        exchange: bytes of gradients of a step, and exchanges of statistics; the plan has the cost of the ring.
         cost: costs of this node; None for a node of the plan, which is always admitted.
+        follows_speeds: whether samples are divided by measured speeds.
 
     Raises:
         NotNeeded: a step is predicted to be no shorter.
     """
-    store = _store_to_compare(context, plan, config)
+    store = _store_to_compare(env, plan, follows_speeds=follows_speeds)
     if store is None:
         return None
+    assert plan.ring is not None
     present = store.get_as(_PRESENT, _Present)
     link = LinkCost(*present.link)
-    staying = [one for node, one in present.costs.items() if node not in context.env.leaving]
+    staying = tuple(one for node, one in present.costs.items() if node not in env.leaving)
     if cost is not None and staying:
-        prediction = _forecast(context, plan, staying, link, cost, _link_cost(store, context.env.node.name))
+        exchange = replace(exchange, alpha=plan.ring[0], beta=plan.ring[1])
+        links = link, _link_cost(store, env.node.name)
+        prediction = forecast(staying, cost, (plan.micro_batch_size, plan.accumulate), exchange, links)
         if not prediction.is_shorter:
             raise NotNeeded(f"a step would not be shorter: {prediction.summary}")
     return link
@@ -109,24 +121,16 @@ def place_for(env: RankEnvironment, plan: Plan) -> Assignment | None:
     return places[0]
 
 
-def _store_to_compare(context: RankContext, plan: Plan, config: RunConfig) -> SignedStore | None:
+def _store_to_compare(env: RankEnvironment, plan: Plan, *, follows_speeds: bool) -> SignedStore | None:
     """Return the store if nodes are compared: in a master's run whose samples are divided by measured speeds."""
-    is_compared = context.env.has_own_paths and plan.ring is not None and follows_speeds(config, plan)
-    return context.env.store if is_compared else None
+    return env.store if env.has_own_paths and plan.ring is not None and follows_speeds else None
 
 
-def _forecast(
-    context: RankContext, plan: Plan, present: Sequence[NodeCost], slowest: LinkCost, cost: NodeCost, link: LinkCost
-) -> Forecast:
-    assert plan.ring is not None
-    exchange = GradientSync(
-        gradient_bytes=gradient_bytes(context.model),
-        statistics=statistics_exchanges(context.model)[0],
-        alpha=plan.ring[0],
-        beta=plan.ring[1],
+def exchange_of(model: nn.Module, batches: float = 1) -> GradientSync:
+    """Return what a batch of `model` exchanges, where one exchange of gradients is for so many `batches`."""
+    return GradientSync(
+        gradient_bytes=round(gradient_bytes(model) / batches), statistics=statistics_exchanges(model)[0]
     )
-    batch = plan.micro_batch_size, plan.accumulate
-    return forecast(tuple(present), cost, batch, exchange, (slowest, link))
 
 
 def _link_cost(store: SignedStore, node: str) -> LinkCost:

@@ -38,7 +38,7 @@ from evener.report.canvas import can_draw, png
 from evener.report.figures import timeline_figure
 from evener.system.device_failures import failure_behind
 from evener.tracer.nested import call
-from evener.training.admission import require_beneficial, slowest_link
+from evener.training.admission import exchange_of, require_beneficial, slowest_link
 from evener.training.checkpoint import require_writable, write_weights
 from evener.training.context import RankContext, join_run, make_context, require_same_material
 from evener.training.elastic.divided import DividedElasticLoop
@@ -50,7 +50,7 @@ from evener.training.planning import candidate_strategies, make_plan, plan_witho
 from evener.training.self_check import self_check
 from evener.training.session import TrainingSession
 from evener.training.task_faults import refuse_outputs, task_fault_of
-from evener.training.training import Training, is_divided_by_costs, make_training
+from evener.training.training import Training, follows_speeds, is_divided_by_costs, make_training
 
 
 def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None) -> None:
@@ -102,7 +102,8 @@ def run_elastic(context: RankContext, training: Training, config: RunConfig, con
     """Train from the first step to the record, while ranks may change; the model of `context` is whole."""
     membership = ElasticGroup(control, training.group, context.env.address, context.env.stop_heartbeat)
     if training.plan.strategy in WHOLE_MODEL:
-        slowest = slowest_link(training, config)
+        plan, env = training.plan, context.env
+        slowest = slowest_link(env, training.group, plan, follows_speeds=follows_speeds(config, plan))
         ReplicatedElasticLoop(training, config, membership, is_late=False, slowest_link=slowest).run(write_results)
     else:
         among = replace(context, group=training.group)
@@ -115,7 +116,9 @@ def run_late(context: RankContext, plan: Plan, config: RunConfig, control: Contr
     if plan.strategy in WHOLE_MODEL:
         training = make_training(context, plan, config)
         cost = cost_here(context, plan, config)
-        slowest = require_beneficial(context, plan, config, cost)
+        slowest = require_beneficial(
+            context.env, plan, exchange_of(context.model), cost, follows_speeds=follows_speeds(config, plan)
+        )
         loop = ReplicatedElasticLoop(training, config, membership, is_late=True, own_cost=cost, slowest_link=slowest)
         loop.run(write_results)
     else:

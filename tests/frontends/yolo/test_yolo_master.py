@@ -136,15 +136,28 @@ def test_node_with_different_images_does_not_take_part(ps: Cluster) -> None:
     assert training.wait(RUN_SECONDS) == 0, ended(ps)
 
 
+def test_node_with_which_batches_take_no_less_time_stays_out(ps: Cluster) -> None:
+    join(ps, "one", "two")
+    data = draw_detection(ps.folder / "data", count=IMAGES)
+    training = start(ps, "yolov8n.yaml", data)
+    ps.join("three", "--speed", "0.02")
+    wait_until_shown(ps, training, "node three cannot take part: a step would not be shorter: ")
+    assert training.wait(RUN_SECONDS) == 0, ended(ps)
+    record = read_noun(ps.folder / "run" / "record.json", TrainRecord)
+    assert sum(step.samples for step in record.steps) == EPOCHS * IMAGES
+    assert "three" not in {node.name for node in record.nodes}
+
+
 def test_run_with_one_node_admits_another(ps: Cluster) -> None:
     join(ps, "one")
-    training = start(ps, "yolov8n.yaml", draw_detection(ps.folder / "data", count=IMAGES))
+    data = draw_detection(ps.folder / "data", count=IMAGES)
+    training = start(ps, "yolov8n.yaml", data, epochs=4 * EPOCHS)  # the next checkpoint may be 10 s away
     ps.join("two")
     wait_until_shown(ps, training, "two came")
     assert training.wait(RUN_SECONDS) == 0, ended(ps)
     assert "master lost" not in shown(ps)  # the result came over the connection that waited for it
     record = read_noun(ps.folder / "run" / "record.json", TrainRecord)
-    assert sum(step.samples for step in record.steps) == EPOCHS * IMAGES
+    assert sum(step.samples for step in record.steps) == 4 * EPOCHS * IMAGES
     assert sorted(node.samples for node in record.steps[-1].nodes) in ([1, 3], [2, 2])
 
 

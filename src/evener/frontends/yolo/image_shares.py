@@ -28,11 +28,13 @@ from evener.frontends.yolo.step_gradients import cadence
 from evener.launch.nodes import NodeSpec, relative_shares
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import NodeCost, apportion, weights_to_workers
+from evener.oracle.cost.topology import LinkCost
 from evener.oracle.data_parallel import GradientSync, with_lines
 from evener.oracle.rebalance import Balance
 from evener.records.errors import DoesNotFit, InvalidInput, NotNeeded
 from evener.records.plan import Plan, Rejected
 from evener.records.profile import TaskTiming
+from evener.training.admission import exchange_of, publish_costs, require_beneficial, slowest_link
 from evener.training.costs import (
     CALIBRATION_SECONDS,
     MEASURE_SECONDS,
@@ -86,6 +88,7 @@ class ImageShares:
         self.plan = late_plan
         self._costs: dict[str, NodeCost] = {}
         self._present: list[str] = []
+        self._slowest_link: LinkCost | None = None
 
     @property
     def nodes(self) -> list[str]:
@@ -105,6 +108,7 @@ class ImageShares:
             InvalidInput: the ranks would train different things.
             NotNeeded: batches take no longer without this one; the others go on.
         """
+        is_late = self.plan is not None
         if self.plan is None:
             if sentence := differing(self._group, trainer, model):
                 raise InvalidInput(sentence)
@@ -113,8 +117,11 @@ class ImageShares:
                 self._env.notify(self.plan)
         workers = division_workers(self.plan, self._follows_speeds)
         self._costs, self._present = dict(zip(self.nodes, workers, strict=True)), self.nodes
-        if self._env.node.name not in self._costs:
-            self._costs[self._env.node.name] = self._own_cost(trainer, model)
+        own = self._env.node.name
+        is_new = own not in self._costs
+        if is_new:
+            self._costs[own] = self._own_cost(trainer, model)
+        self._slowest_link = self._compared(trainer, model, self._costs[own] if is_new else None, is_late=is_late)
         self.division.change(1, workers)
         self.session = TrainingSession(
             self._env,
@@ -164,6 +171,19 @@ class ImageShares:
             return weights_to_workers([*shares, sum(shares) / len(shares)], [None] * (len(shares) + 1))[-1]
         return cost_here(self._env, trainer, model, size, -(-size // (len(shares) + 1)))
 
+    def _compared(self, trainer: Any, model: nn.Module, cost: NodeCost | None, *, is_late: bool) -> LinkCost | None:
+        """Return the slowest connection to the master, by which nodes that join are compared; None if none are.
+
+        Raises:
+            NotNeeded: this rank joins a run, at this `cost`, that has no shorter batches with it.
+        """
+        assert self.plan is not None
+        env, plan, follows = self._env, self.plan, self._shares == "measured" and not self._is_stationary
+        if not is_late:
+            return slowest_link(env, self._group, plan, follows_speeds=follows)
+        exchange = exchange_of(model, cadence(trainer, is_elastic=True).batches_of_exchange)
+        return require_beneficial(env, plan, exchange, cost, follows_speeds=follows)
+
     @property
     def _follows_speeds(self) -> bool:
         """Whether shares are by how fast the nodes turn out to be."""
@@ -195,6 +215,8 @@ class ImageShares:
         self.session.plan = self.plan
         self.session.monitor.regroup(self.division, balance, self.nodes, {})
         self.session.monitor.restart_clock()
+        if self._group.is_leader:
+            publish_costs(self._env.store, {node: costs[node] for node in nodes}, self._slowest_link)
 
     def train_sampler(self, dataset: Any, batch_size: int, seed: int) -> Sampler:
         """Which images of `dataset` this rank takes, batch by batch; the training has begun."""
