@@ -1,13 +1,14 @@
 """A search over local nodes of 1 : 0.5 : 0.25: how near to the ideal it ends, what a trial costs, what it finds.
 
-    python benchmarks/tune.py [--parts makespan,joining,overhead,same,thin,yolo] [--trials 50,12] [--seconds 16]
-                              [--data MNIST] [--json]
+    python benchmarks/tune.py [--parts makespan,joining,overhead,same,thin,yolo,yolo-master] [--trials 50,12]
+                              [--seconds 16] [--data MNIST] [--json]
 
 The ideal is all work divided by the summed speed. A step idles for as long as it would take a node of its speed, so
 that three of them fit two cores, also beside strangers. PyTorch is loaded before the clock starts. `overhead` is a
 search whose trials are one step each: all its seconds are overhead. `same` compares the trials of a pruned search on
 one node and on three. `yolo` searches for settings of a classifier of Ultralytics, whose batches idle in the same way;
 a trial is computing, too, so its ideal is that of nodes as fast as each is with a trial alone, measured just before.
+`yolo-master` does the same on three nodes of a master, whose batches compute: slowed nodes idle for the rest.
 `thin` searches the task `nfnn` with every process bound to one core and 1 GB of address space.
 """
 
@@ -15,12 +16,14 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,8 @@ from tune_task import Sleeper
 
 from evener.launch.processes import RANK_MODULES
 from evener.launch.rank_environment import RankEnvironment
+from evener.ps.client import MasterClient, find_master
+from evener.ps.protocol.config import StateDir
 from evener.search.command import search_for, tune
 from evener.search.options import TuneConfig
 
@@ -103,22 +108,28 @@ def same(results: Results, folder: Path, trials: int) -> None:
     )
 
 
-def yolo(results: Results, folder: Path, trials: int, seconds_a_trial: float) -> None:
-    from evener.frontends.yolo.tuning import yolo_objective
-
+def draw_images(folder: Path, count: int, size: int) -> Path:
+    """Draw images of two classes for a YOLO classifier; return their folder."""
     generator = np.random.default_rng(0)
-    for number in range(STEPS * 8):
+    for number in range(count):
         for split in ("train", "val"):
             place = folder / "images" / split / ("dark", "light")[number % 2]
             place.mkdir(parents=True, exist_ok=True)
-            pixels = generator.integers(0, 120 + 120 * (number % 2), (32, 32, 3), dtype=np.uint8)
+            pixels = generator.integers(0, 120 + 120 * (number % 2), (size, size, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(place / f"{number}.png")
+    return folder / "images"
+
+
+def yolo(results: Results, folder: Path, trials: int, seconds_a_trial: float) -> None:
+    from evener.frontends.yolo.tuning import yolo_objective
+
+    data = draw_images(folder, STEPS * 8, 32)
     rank = partial(idling_yolo_rank, seconds_a_trial / EPOCHS / STEPS / 8)
 
     def seconds_of(name: str, trials: int, nodes: str) -> tuple[float, Any]:
         config = TuneConfig(
             task="yolov8n-cls.yaml",
-            data=folder / "images",
+            data=data,
             vary=("lr0=1e-3..1e-1:log",),
             trials=trials,
             epochs=EPOCHS,
@@ -145,6 +156,75 @@ def yolo(results: Results, folder: Path, trials: int, seconds_a_trial: float) ->
         ideal=ideal,
         share=ideal / seconds,
         share_by_speed=trials * alone[0] / sum(SPEEDS) / seconds,
+        alone=alone,
+        nodes_a_trial=[one.nodes for one in found.trials],
+    )
+
+
+@contextmanager
+def master_with(folder: Path, speeds: Sequence[float]) -> Iterator[Path]:
+    """Yield the folder of a master with a node of each speed."""
+    home, one_thread = folder / "home", {**os.environ, "OMP_NUM_THREADS": "1"}
+    evener = (sys.executable, "-m", "evener")
+    with ExitStack() as stack:
+
+        def start(*words: str, **pipes: Any) -> subprocess.Popen[bytes]:
+            begun = stack.enter_context(subprocess.Popen([*evener, *words], env=one_thread, **pipes))
+            stack.callback(begun.terminate)
+            return begun
+
+        address = ("--home", str(home), "--listen", "127.0.0.1:0", "--json")
+        master = start("up", *address, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert master.stdout is not None
+        said = json.loads(master.stdout.readline())
+        for speed in speeds:
+            own = ("--name", f"node-{speed}", "--speed", str(speed), "--cache", str(folder / f"cache-{speed}"))
+            words = ("join", said["address"], "--token", said["token"], "--device", "cpu", *own)
+            start(*words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with MasterClient(*find_master(StateDir(home), None, None)) as client:
+            while sum(bool(node.score) for node in client.ask().nodes) < len(speeds):
+                time.sleep(0.2)
+        yield home
+
+
+def yolo_on_master(results: Results, folder: Path, trials: int) -> None:
+    from evener.frontends.yolo.tuning import yolo_objective
+
+    data = draw_images(folder, 6 * STEPS * 8, 64)
+
+    def seconds_of(name: str, trials: int, speeds: Sequence[float]) -> tuple[float, Any]:
+        (folder / name).mkdir()
+        with master_with(folder / name, speeds) as home:
+            config = TuneConfig(
+                task="yolov8n-cls.yaml",
+                data=data,
+                vary=("lr0=1e-3..1e-1:log",),
+                trials=trials,
+                epochs=EPOCHS,
+                batch_size=8,
+                prune="none",
+                home=home,
+                option={"imgsz": "64", "workers": "0", "plots": "False"},
+                output=folder / name / "study",
+            )
+            begun = time.perf_counter()
+            with redirect_stdout(sys.stderr):
+                found = search_for(config, yolo_objective, as_json=False)
+        assert [one.outcome for one in found.trials] == ["complete"] * trials
+        return time.perf_counter() - begun, found
+
+    alone = []
+    for speed in SPEEDS:
+        found = seconds_of(f"alone-{speed}", 2, (speed,))[1]
+        alone.append(found.trials[1].seconds)  # the first one loads what all share
+    seconds, found = seconds_of("search", trials, SPEEDS)
+    ideal = trials / sum(1 / one for one in alone)
+    results.add(
+        "{trials:3} equal trials of a YOLO classifier on a master: {seconds:6.1f} s, {share:.1%} of the ideal",
+        trials=trials,
+        seconds=seconds,
+        ideal=ideal,
+        share=ideal / seconds,
         alone=alone,
         nodes_a_trial=[one.nodes for one in found.trials],
     )
@@ -217,7 +297,7 @@ def main() -> None:
         folder = Path(name)
         if "thin" in parts:
             thin(results, folder, words.data)
-        if parts != ["yolo"]:
+        if not set(parts) <= {"yolo", "yolo-master"}:
             load_pytorch()
         for trials in map(int, words.trials.split(",")):
             for joins in (False, True):
@@ -225,6 +305,8 @@ def main() -> None:
                     makespan(results, folder, trials, words.seconds, joins=joins)
         if "yolo" in parts:
             yolo(results, folder, int(words.trials.split(",")[0]), words.seconds)
+        if "yolo-master" in parts:
+            yolo_on_master(results, folder, int(words.trials.split(",")[0]))
         if "overhead" in parts:
             overhead(results, folder, 20)
         if "same" in parts:

@@ -37,6 +37,7 @@ from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.records.events import RunEvent
+from evener.records.plan import Plan
 from evener.records.record import TrainRecord
 from evener.system.cores import compute_in
 
@@ -153,8 +154,8 @@ def plain_seconds(words: Sequence[str], batches: int, at_once: int = 1) -> float
     return float(median((row[-1] - row[0]) / batches for row in rows))
 
 
-def evener_seconds(words: Sequence[str], speeds: str, batches: int) -> tuple[float, str]:
-    """Of a batch through Evener on nodes of some speeds, likewise; and the shares that the run began with."""
+def evener_seconds(words: Sequence[str], speeds: str, batches: int) -> tuple[float, Plan]:
+    """Of a batch through Evener on nodes of some speeds, likewise; and the plan that the run began with."""
     records: list[TrainRecord] = []
 
     def keep(event: RunEvent) -> None:
@@ -166,8 +167,8 @@ def evener_seconds(words: Sequence[str], speeds: str, batches: int) -> tuple[flo
         nodes = parse_local_nodes(speeds)
         run_local(evener_rank, nodes, config, patience=120, on_event=keep, is_elastic=len(nodes) > 1)
     steps = [step for step in records[0].steps if step.epoch > 0]
-    shares = ":".join(str(assignment.samples) for assignment in records[0].plan.assignments)
-    return median(sum(s.seconds for s in steps if s.epoch == one) / batches for one in {s.epoch for s in steps}), shares
+    seconds = median(sum(s.seconds for s in steps if s.epoch == one) / batches for one in {s.epoch for s in steps})
+    return seconds, records[0].plan
 
 
 def main() -> None:
@@ -187,10 +188,12 @@ def main() -> None:
     words += [f"epochs={asked.epochs}", "val=False", "plots=False", "close_mosaic=0", "warmup_epochs=0"]
     words += ["cache=ram"] if asked.cached else []
     shares: dict[str, list[str]] = {way: [] for way in asked.ways}
+    predicted: dict[str, list[float]] = {way: [] for way in asked.ways}
 
     def through_evener(way: str) -> float:
-        seconds, divided = evener_seconds(words, WAYS[way], asked.batches)
-        shares[way].append(divided)
+        seconds, plan = evener_seconds(words, WAYS[way], asked.batches)
+        shares[way].append(":".join(str(assignment.samples) for assignment in plan.assignments))
+        predicted[way] += [plan.prediction.step_seconds] if plan.prediction is not None else []
         return seconds
 
     with open_results(asked) as results:
@@ -209,12 +212,13 @@ def main() -> None:
             ideal = sum(node.speed_at(0) for node in parse_local_nodes(WAYS[way]))
             results.add(
                 "{way} ({speeds}): {of_sum:.1%} of the sum of the speeds of plain YOLO; wanted {wanted:.0%}; "
-                "divided {shares}",
+                "divided {shares}; predicted seconds of a batch {predicted}, measured {seconds}",
                 way=way,
                 speeds=WAYS[way],
                 shares=", ".join(shares[way]),
                 of_sum=ratios(plain, [one * ideal for one in seconds]),
                 wanted=WANTED[way],
+                predicted=predicted[way],
                 seconds=seconds,
                 plain_seconds=plain,
             )

@@ -148,6 +148,7 @@ def test_node_with_which_batches_take_no_less_time_stays_out(ps: Cluster) -> Non
     assert "three" not in {node.name for node in record.nodes}
 
 
+@pytest.mark.alone  # beside other work the second node may not make batches shorter
 def test_run_with_one_node_admits_another(ps: Cluster) -> None:
     join(ps, "one")
     data = draw_detection(ps.folder / "data", count=IMAGES)
