@@ -8,7 +8,7 @@ that three of them fit two cores, also beside strangers. PyTorch is loaded befor
 search whose trials are one step each: all its seconds are overhead. `same` compares the trials of a pruned search on
 one node and on three. `yolo` searches for settings of a classifier of Ultralytics, whose batches idle in the same way;
 a trial is computing, too, so its ideal is that of nodes as fast as each is with a trial alone, measured just before.
-`yolo-master` does the same on three nodes of a master, whose batches compute: slowed nodes idle for the rest.
+`yolo-master` does the same on three nodes of a master.
 `thin` searches the task `nfnn` with every process bound to one core and 1 GB of address space.
 """
 
@@ -162,14 +162,15 @@ def yolo(results: Results, folder: Path, trials: int, seconds_a_trial: float) ->
 
 
 @contextmanager
-def master_with(folder: Path, speeds: Sequence[float]) -> Iterator[Path]:
-    """Yield the folder of a master with a node of each speed."""
-    home, one_thread = folder / "home", {**os.environ, "OMP_NUM_THREADS": "1"}
+def master_with(folder: Path, speeds: Sequence[float], site: Path) -> Iterator[Path]:
+    """Yield the folder of a master with a node of each speed, whose processes run the `sitecustomize` of `site`."""
+    home, path = folder / "home", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     evener = (sys.executable, "-m", "evener")
     with ExitStack() as stack:
 
         def start(*words: str, **pipes: Any) -> subprocess.Popen[bytes]:
-            begun = stack.enter_context(subprocess.Popen([*evener, *words], env=one_thread, **pipes))
+            begun = stack.enter_context(subprocess.Popen([*evener, *words], env=variables, **pipes))
             stack.callback(begun.terminate)
             return begun
 
@@ -187,14 +188,59 @@ def master_with(folder: Path, speeds: Sequence[float]) -> Iterator[Path]:
         yield home
 
 
-def yolo_on_master(results: Results, folder: Path, trials: int) -> None:
+IDLING_SITE = """
+import importlib.abc, importlib.machinery, runpy, sys
+from pathlib import Path
+
+here = Path(__file__).parent
+for place in sys.path:  # the one that this one hides
+    other = Path(place, "sitecustomize.py")
+    if Path(place) != here and other.exists():
+        runpy.run_path(str(other))
+        break
+
+
+class Idling(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "evener.frontends.yolo.trainer":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            sys.path.append({benchmarks!r})
+            from tune_task import Sleeper
+
+            compute, sleep = module.DistributedModel._outputs, Sleeper()
+
+            def idle(model, batch, is_counted):
+                images = len(model._trainer.train_loader.part.indices)
+                sleep(images * {seconds!r} / model._trainer.trainer_rank.env.node.speed_at(0))
+                return compute(model, batch, is_counted)
+
+            module.DistributedModel._outputs = idle
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, Idling())
+"""
+
+
+def yolo_on_master(results: Results, folder: Path, trials: int, seconds_a_trial: float) -> None:
     from evener.frontends.yolo.tuning import yolo_objective
 
-    data = draw_images(folder, 6 * STEPS * 8, 64)
+    data, site = draw_images(folder, STEPS * 8, 32), folder / "site"
+    site.mkdir()
+    seconds_an_image = seconds_a_trial / EPOCHS / STEPS / 8
+    text = IDLING_SITE.format(benchmarks=str(Path(__file__).parent), seconds=seconds_an_image)
+    (site / "sitecustomize.py").write_text(text)
 
     def seconds_of(name: str, trials: int, speeds: Sequence[float]) -> tuple[float, Any]:
         (folder / name).mkdir()
-        with master_with(folder / name, speeds) as home:
+        with master_with(folder / name, speeds, site) as home:
             config = TuneConfig(
                 task="yolov8n-cls.yaml",
                 data=data,
@@ -204,7 +250,7 @@ def yolo_on_master(results: Results, folder: Path, trials: int) -> None:
                 batch_size=8,
                 prune="none",
                 home=home,
-                option={"imgsz": "64", "workers": "0", "plots": "False"},
+                option={"imgsz": "32", "workers": "0", "plots": "False"},
                 output=folder / name / "study",
             )
             begun = time.perf_counter()
@@ -306,7 +352,7 @@ def main() -> None:
         if "yolo" in parts:
             yolo(results, folder, int(words.trials.split(",")[0]), words.seconds)
         if "yolo-master" in parts:
-            yolo_on_master(results, folder, int(words.trials.split(",")[0]))
+            yolo_on_master(results, folder, int(words.trials.split(",")[0]), words.seconds)
         if "overhead" in parts:
             overhead(results, folder, 20)
         if "same" in parts:
