@@ -29,7 +29,7 @@ from evener.ps.client import MasterClient
 from evener.ps.protocol.blob import Blob
 from evener.ps.protocol.job import AnyJob
 from evener.ps.protocol.messages import Header, RunEvents, RunFinished, RunRejected, StopRun
-from evener.ps.protocol.status import NodeStatus, RunStatus
+from evener.ps.protocol.status import ClusterStatus, NodeStatus, RunStatus
 from evener.records.atomic import atomic_write
 from evener.records.errors import EvenerError, InvalidInput, NodeLost, NoUsableNode
 from evener.records.events import RunEvent, decode_events
@@ -106,8 +106,10 @@ class MasterRunner:
 
     def nodes(self) -> Sequence[TrialNode]:
         """Return the nodes that no other run of the master uses."""
-        if self._suspending or self._clock() >= self._next_look:
+        if self._clock() >= self._next_look:
             self._retry(self._look)
+        elif self._suspending:
+            self._retry(self._see_suspended)
         return self._present
 
     def start(self, number: int, nodes: Sequence[str], config: Any) -> None:
@@ -199,7 +201,7 @@ class MasterRunner:
         """Release the nodes of a trial's run; its end is reported when they are free."""
         if number not in self._suspending:
             self._suspending[number] = error
-            self._retry(self._look)
+            self._retry(self._see_suspended)
 
     def _release(self) -> None:
         """Pause the runs that are being suspended; the master, or its successor, does so once."""
@@ -210,13 +212,19 @@ class MasterRunner:
                     self._client.assign(name, ())
             self._released.add(number)
 
-    def _report_suspended(self, runs: Sequence[RunStatus]) -> None:
-        """Report the end of runs whose nodes are free by now; the master reports the end of those that are over."""
-        paused = {run.run for run in runs if run.nodes == ()}
+    def _see_suspended(self) -> ClusterStatus:
+        """Report the end of runs whose nodes are free by now; the master reports the end of those that are over.
+
+        Return the state of the master.
+        """
+        self._release()
+        status = self._client.ask()
+        paused = {run.run for run in status.runs if run.nodes == ()}
         for number, error in list(self._suspending.items()):
             if self._names.of(number) in paused:
                 self._end(number, RunEnd(error))
                 self._suspended.add(number)
+        return status
 
     def _end(self, number: int, end: RunEnd) -> None:
         self._running.pop(number, None)
@@ -251,9 +259,7 @@ class MasterRunner:
 
     def _look(self) -> None:
         """Query which nodes are present, and report trials that are suspended or have lost all their nodes."""
-        self._release()
-        status = self._client.ask()
-        self._report_suspended(status.runs)
+        status = self._see_suspended()
         self._next_look = self._clock() + _LOOK_INTERVAL_S
         others = [run for run in status.runs if not self._names.is_own(run.run)]
         free = [node for node in status.nodes if not any(run.nodes is None or node.name in run.nodes for run in others)]

@@ -37,7 +37,7 @@ from evener.search.options import TuneConfig
 
 @contextmanager
 def prepared_trials(
-    config: TuneConfig, model: Any, epochs: int
+    config: TuneConfig, model: Any, epochs: int, notify: Callable[[str], None]
 ) -> Iterator[Callable[[TrialConfig, bool], Submittable]]:
     """Yield the function that prepares a trial for a master; what it sends is there until the block ends.
 
@@ -45,6 +45,7 @@ def prepared_trials(
         config: of the search.
         model: that every trial begins with; None: the one that `config` names.
         epochs: of a trial that is not pruned.
+        notify: shows a message to the user.
 
     Raises:
         InvalidInput: a setting does not go with a master's nodes, or the data are not here.
@@ -56,7 +57,7 @@ def prepared_trials(
         trainer_here(first)
     code = packed_code(first)
     facts = {OF_SEARCH: "True", **({"python": minor_version()} if code else {})}
-    data = pack(config_of_ranks(common, first, facts), print, is_task=False)[0].get("data")
+    data = pack(config_of_ranks(common, first, facts), notify, is_task=False)[0].get("data")
     programs: dict[bool, Blob] = {}
     with ExitStack() as stack:
 

@@ -316,7 +316,7 @@ def _open_runner(
     if config.is_on_master:
         with (
             alone(),
-            prepared_trials(config, model, epochs) as prepare,
+            prepared_trials(config, model, epochs, notify) as prepare,
             open_master_runner(config, folder, notify, prepare) as runner,
         ):
             yield runner

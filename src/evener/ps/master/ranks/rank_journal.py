@@ -175,6 +175,7 @@ class RankJournal:
         saved: Saved | None = None
         values: dict[str, bytes] = {}
         epochs: dict[int, Epoch] = {}
+        next_process = 1
         for record in self._complete_records():
             if isinstance(record, RunStart):
                 begun, roster, values = record, None, {}
@@ -185,9 +186,9 @@ class RankJournal:
             elif isinstance(record, ReportedEpoch):
                 epochs[record.epoch.epoch] = record.epoch
             else:
-                roster = record
+                roster, next_process = record, record.next
         if roster is None and begun is not None and not begun.secret:
-            roster = roster_of({}, (), 1, None)
+            roster = roster_of({}, (), next_process, None)
         if begun is None or roster is None:
             return None
         return JournalState(begun=begun, values=values, roster=roster, saved=saved, epochs=tuple(epochs.values()))

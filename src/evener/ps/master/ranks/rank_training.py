@@ -305,7 +305,6 @@ class RankTraining:
         self._beginnings = Beginnings(self._nodes, self.job.run)
         self._beginnings.step = self.checkpoints.last.step
         self._journal.add(RunStart(job=self.job, secret=b""))
-        self._write(None)
         self.checkpoints.drop_previous_base()
 
     def tick(self) -> None:
@@ -474,6 +473,7 @@ class RankTraining:
         self._supervisor = self._newcomers_from = None
         self._table.clear()
         self._step_before = self.news.step
+        self.weights, self._bringing, self._bringing_bytes = b"", "", 0
 
     def _end_by(self, error: EvenerError) -> None:
         """Restart the run if nodes were lost and a restart is allowed; else end it with `error`.
