@@ -36,6 +36,7 @@ class Attempt:
         epoch_begun: when its present epoch began; the first epoch includes the start of the processes.
         verdict: verdict after its last epoch.
         moves: whether it ends only to continue on other nodes.
+        first_epoch_seconds: of its first epoch, once that has ended.
     """
 
     trial: SearchTrial
@@ -44,6 +45,7 @@ class Attempt:
     epoch_begun: float
     verdict: Verdict = "continue"
     moves: bool = False
+    first_epoch_seconds: float = 0.0
 
     @property
     def is_in_its_first_epoch(self) -> bool:
@@ -75,6 +77,7 @@ class Assignments:
         self._epochs, self._batch_size, self._steps = epochs, batch_size, 1
         self._epoch_works: dict[int, float] = {}
         self._works: list[float] = []
+        self._starts: list[float] = []
 
     def update_nodes(self, nodes: Sequence[TrialNode]) -> None:
         """Set the nodes that are present now."""
@@ -87,6 +90,11 @@ class Assignments:
         """Nodes that are present without a trial, the fastest first."""
         busy = {name for attempt in self.attempts.values() for name in attempt.nodes}
         return sorted((name for name in self.present if name not in busy), key=lambda name: -self.speeds[name])
+
+    @property
+    def regroup_seconds(self) -> float:
+        """Seconds of stopping a trial and starting it with several nodes: at least what starts have taken so far."""
+        return max(REGROUP_SECONDS, fmean(self._starts)) if self._starts else REGROUP_SECONDS
 
     @property
     def work(self) -> float:
@@ -108,10 +116,15 @@ class Assignments:
         """Record that a trial has completed an epoch of `steps` steps."""
         self._steps = steps
         attempt = self.attempts[number]
+        seconds = now - attempt.epoch_begun
+        if attempt.is_in_its_first_epoch:
+            attempt.first_epoch_seconds = seconds
+        elif attempt.trial.epochs == 1 and len(attempt.nodes) == 1:  # the first two of the trial
+            self._starts.append(max(0.0, attempt.first_epoch_seconds - seconds))
         if len(attempt.nodes) > 1:
             self._update_exchange_seconds(attempt, now, is_complete=not attempt.is_in_its_first_epoch)
         elif number not in self._epoch_works or not attempt.is_in_its_first_epoch:
-            self._epoch_works[number] = (now - attempt.epoch_begun) * self._speed(attempt)
+            self._epoch_works[number] = seconds * self._speed(attempt)
         attempt.epoch_begun = now
 
     def update_exchange_seconds(self, now: float) -> None:
@@ -159,7 +172,7 @@ class Assignments:
 
     def _update_exchange_seconds(self, attempt: Attempt, now: float, *, is_complete: bool) -> None:
         """Estimate exchange seconds from an epoch of several nodes; an incomplete epoch can only raise the estimate."""
-        start = REGROUP_SECONDS if attempt.is_in_its_first_epoch else 0.0
+        start = self.regroup_seconds if attempt.is_in_its_first_epoch else 0.0
         computing = self._epoch_work(attempt.trial.number) / self._speed(attempt)
         seconds = (now - attempt.epoch_begun - start - computing) / self._steps
         self.exchange_seconds = max(0.0 if is_complete else self.exchange_seconds, seconds)

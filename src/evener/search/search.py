@@ -203,6 +203,7 @@ class Search:
             self._assignments.running(now),
             self._assignments.speeds,
             exchange_seconds=self._assignments.exchange_seconds,
+            regroup_seconds=self._assignments.regroup_seconds,
             divides=self._divides,
         )
         if team is not None:
