@@ -100,6 +100,14 @@ def test_local_nodes_with_a_master_are_rejected(tmp_path: Path) -> None:
     assert "--local-nodes" in result.stderr
 
 
+@pytest.mark.parametrize("words", [("--memory", "1GB"), ("--token", "abc")])
+def test_options_that_a_master_would_ignore_are_rejected(words: tuple[str, ...], tmp_path: Path) -> None:
+    place = ("--home", "home") if words[0] == "--memory" else ()
+    result = evener("tune", POINTS, *VARY, *place, *words, cwd=tmp_path)
+    assert result.returncode == 2
+    assert words[0] in result.stderr
+
+
 LONG = ("--thin", "--trials", "8", "--epochs", "4", "--ahead", "2", "--option", "pause=0.05", "--seed", "1")
 
 

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -31,7 +31,7 @@ from evener.ps.protocol.job import AnyJob
 from evener.ps.protocol.messages import Header, RunEvents, RunFinished, RunRejected, StopRun
 from evener.ps.protocol.status import ClusterStatus, NodeStatus, RunStatus
 from evener.records.atomic import atomic_write
-from evener.records.errors import EvenerError, InvalidInput, NodeLost, NoUsableNode
+from evener.records.errors import EvenerError, InvalidFile, InvalidInput, NodeLost, NoUsableNode
 from evener.records.events import RunEvent, decode_events
 from evener.records.record import Epoch
 from evener.records.schema import Noun, RunName, encode_noun, read_noun
@@ -42,6 +42,9 @@ from evener.wire.frame import Frame
 
 _LOOK_INTERVAL_S = 1.0
 """Seconds between two queries of the master's nodes."""
+_PAUSE_S = 0.2
+_STOP_PATIENCES = 8
+"""Patiences of the connection within which trials that an earlier process left running have to stop."""
 _MAX_AWAY_LOOKS = 3
 """A trial moves to other nodes after this many queries in which its node's connection was broken. A node that a
 restarted master expects back has longer.
@@ -97,6 +100,7 @@ class MasterRunner:
         self._running: dict[int, _ActiveRun] = {}
         self._suspending: dict[int, EvenerError | None] = {}
         self._released: set[int] = set()
+        self._last_epochs: dict[int, Epoch] = {}
         self._suspended: set[int] = set()
         self._events: deque[tuple[int, RunEvent | RunEnd]] = deque()
         self._present: list[NodeSpec] = []
@@ -173,14 +177,21 @@ class MasterRunner:
                 self._notify("reconnected to the master")
 
     def _adopt_runs(self) -> None:
-        """Suspend the runs that an earlier process of this search left running, and stop those it did not record."""
+        """Suspend the runs that an earlier process of this search left running, and stop those it did not record.
+
+        Ranks that work together take a while to stop.
+        """
         for run in self._own_runs(self._client.ask().runs):
             number = self._names.number_of(run.run)
             if number is None:
                 self._client.change(StopRun(run=run.run))
-            else:
+                continue
+            with suppress(InvalidInput):  # it has ended meanwhile
                 self._client.assign(run.run, ())
-                self._suspended.add(number)
+            self._suspended.add(number)
+        until = self._clock() + _STOP_PATIENCES * self._client.patience
+        while any(run.nodes for run in self._own_runs(self._client.ask().runs)) and self._clock() < until:
+            sleep(_PAUSE_S)
 
     def _own_runs(self, runs: Sequence[RunStatus]) -> list[RunStatus]:
         return [run for run in runs if self._names.is_own(run.run)]
@@ -229,6 +240,7 @@ class MasterRunner:
     def _end(self, number: int, end: RunEnd) -> None:
         self._running.pop(number, None)
         self._suspending.pop(number, None)
+        self._last_epochs.pop(number, None)
         self._released.discard(number)
         self._events.append((number, end))
 
@@ -245,7 +257,9 @@ class MasterRunner:
         if number is None or number not in self._running:
             return
         if isinstance(header, RunEvents):
-            self._events += [(number, event) for event in decode_events(frame.buffers[0]) if isinstance(event, Epoch)]
+            for event in decode_events(frame.buffers[0]):
+                if isinstance(event, Epoch):
+                    self._epoch_ended(number, event)
             return
         if isinstance(header, RunRejected):
             lost = NodeLost(f"the master has lost the trial's run ({header.reason}); the trial restarts")
@@ -254,8 +268,28 @@ class MasterRunner:
             error = header.kind.as_error(header.reason)
             self._end(number, RunEnd(error, of_node=isinstance(error, NoUsableNode)))
         else:
-            self._running[number].trial.save(bytes(frame.buffers[1]))
-            self._end(number, RunEnd(None))
+            self._complete(number, bytes(frame.buffers[1]))
+
+    def _epoch_ended(self, number: int, epoch: Epoch) -> None:
+        """Report the end of an epoch; that of the last one is reported when the resulting weights are saved here."""
+        if epoch.epoch + 1 < self._running[number].trial.epochs:
+            self._events.append((number, epoch))
+        else:
+            self._last_epochs[number] = epoch
+
+    def _complete(self, number: int, weights: bytes) -> None:
+        """Save the weights of a run that is complete, and report its last epoch and its end."""
+        try:
+            if not weights:
+                raise NodeLost("the run ended without weights")
+            self._running[number].trial.save(weights)
+        except (EvenerError, OSError) as error:
+            failure = error if isinstance(error, EvenerError) else InvalidFile(f"its results cannot be saved: {error}")
+            self._end(number, RunEnd(failure))
+            return
+        if (last := self._last_epochs.get(number)) is not None:
+            self._events.append((number, last))
+        self._end(number, RunEnd(None))
 
     def _look(self) -> None:
         """Query which nodes are present, and report trials that are suspended or have lost all their nodes."""

@@ -98,6 +98,10 @@ class TuneConfig(NodesConfig, frozen=True, kw_only=True):
         refuse_two_tokens(self.token, self.token_file)
         if self.is_on_master and (self.local_nodes is not None or self.devices != "all"):
             raise InvalidInput("--master and --agreement use a master's nodes: remove --local-nodes and --devices")
+        if self.is_on_master and self.memory is not None:
+            raise InvalidInput("--memory is for nodes of this machine: on a master's nodes, limit it there")
+        if self.master is None and (self.token is not None or self.token_file is not None):
+            raise InvalidInput("--token and --token-file are for a master that --master names: add its address")
         if self.ship_data and not (self.is_on_master and self.data):
             raise InvalidInput("--ship-data sends --data to a master's nodes: add --data, and --master or --agreement")
         if self.trusted_only and not self.is_yolo:

@@ -147,7 +147,14 @@ def test_tune_of_python_searches_on_a_master(ps: Cluster, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "words",
-    [("--agreement", "sync"), ("--option", "save_period=1"), ("--option", "pretrained=other.pt"), ("--thin",)],
+    [
+        ("--agreement", "sync"),
+        ("--option", "save_period=1"),
+        ("--vary", "save_period=1,2"),
+        ("--option", "pretrained=other.pt"),
+        ("--memory", "1GB"),
+        ("--thin",),
+    ],
     ids=lambda words: " ".join(words),
 )
 def test_what_does_not_go_with_a_search_on_a_master_is_refused(
@@ -157,5 +164,5 @@ def test_what_does_not_go_with_a_search_on_a_master_is_refused(
     shown, _ = begun.communicate(timeout=100)
     assert begun.returncode == 2, shown
     assert "Traceback" not in shown
-    assert not (tmp_path / "none" / "trials").exists()
+    assert not list((tmp_path / "none").glob("[!.]*"))  # the corrected command can use the folder
     assert not ps.ask().runs

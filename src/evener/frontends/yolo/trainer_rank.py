@@ -251,6 +251,7 @@ class TrainerRank:
             return False
         if self.group.is_leader and not self._checkpoints.has(step):
             self._write_checkpoint(self._checkpoints, step)
+        self.together(self.group.barrier)  # the end of one rank ends the others, and the leader would be writing
         return True
 
     def _write_checkpoint(self, checkpoints: RemoteCheckpoints, step: int) -> None:

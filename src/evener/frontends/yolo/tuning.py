@@ -25,7 +25,14 @@ import yaml
 
 from evener.commands.train import choose_nodes
 from evener.frontends.yolo.command import require_loadable
-from evener.frontends.yolo.overrides import YoloConfig, checkpoint_of, is_automatic, read_overrides, search_overrides
+from evener.frontends.yolo.overrides import (
+    YoloConfig,
+    checkpoint_of,
+    is_automatic,
+    read_overrides,
+    run_config,
+    search_overrides,
+)
 from evener.frontends.yolo.rank import alone, yolo_rank
 from evener.frontends.yolo.searched_trial import FITNESS, STATE_FILE, LocalTrial, TrialConfig
 from evener.launch.nodes import NodeSpec
@@ -247,6 +254,9 @@ def _settings(config: TuneConfig, values: Mapping[str, str], model: Any) -> Any:
             f"batch={batch} does not go with a search: trials on different nodes would have different batches; "
             "name a number"
         )
+    if config.is_on_master:
+        for chosen in ({}, values):
+            run_config(YoloConfig(overrides=search_overrides(config, chosen), **master_options(config)))
     if checkpoint_of(settings) is not None:
         raise InvalidInput("resume=True does not go with a search: all its trials begin with the same model")
     with alone(), quiet_ultralytics():

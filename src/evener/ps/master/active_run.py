@@ -69,6 +69,11 @@ class ActiveRun(ABC):
         """The job to do."""
 
     @property
+    def claim(self) -> AnyJob:
+        """The job, with all nodes that no other run may have."""
+        return self.job
+
+    @property
     @abstractmethod
     def failure(self) -> EvenerError | None:
         """The error that ends the run; None if it can go on."""

@@ -391,7 +391,7 @@ class Scheduler:
             return f"the master has {MAX_RUNS} runs in progress, which is the limit: end one with `evener stop`"
         if among is None and (reason := self._why_no_room(job)):
             return reason
-        busy = next((run for run in others if exclude_each_other(run.job, job)), None)
+        busy = next((run for run in others if exclude_each_other(run.claim, job)), None)
         if busy is None:
             return ""
         status = busy.status

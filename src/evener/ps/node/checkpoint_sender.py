@@ -64,6 +64,7 @@ class CheckpointSender:
         self._clock = clock
         self._lock = threading.Lock()
         self._blob: Blob | None = None
+        self._is_sent = True
         self._step, self._requested_at, self._offered_at = 0, clock(), -_INTERVAL_S
 
     def written(self, *, is_last: bool = False) -> None:
@@ -73,12 +74,13 @@ class CheckpointSender:
         """
         now = self._clock()
         with self._lock:
-            is_under_way = self._blob is not None and now - self._requested_at < _OFFER_TIMEOUT_S
+            is_under_way = not self._is_sent and now - self._requested_at < _OFFER_TIMEOUT_S
             is_early = is_under_way or now - self._offered_at < _INTERVAL_S
             is_skipped = self._step == self._newest_step() if is_last else is_early
             if is_skipped or not self._take_newest():
                 return
             self._offered_at = self._requested_at = now
+            self._is_sent = False
         self.offer()
 
     def offer(self) -> None:
@@ -90,7 +92,10 @@ class CheckpointSender:
         self._send(header)
 
     def give(self, fetch: FetchBlob) -> None:
-        """Send the piece that the master requests; after the last one another checkpoint may be offered."""
+        """Send the piece that the master requests; after the last one another checkpoint may be offered.
+
+        Until then this one is offered again over every new connection: its last piece may have been lost.
+        """
         with self._lock:
             blobs = () if self._blob is None else (self._blob,)
             self._requested_at = self._clock()
@@ -99,7 +104,7 @@ class CheckpointSender:
         self._send(piece, data)
         if data and fetch.offset + fetch.num_bytes >= chunk.total:
             with self._lock:
-                self._blob = None
+                self._is_sent = True
 
     def _newest_step(self) -> int:
         """Return the step of the newest checkpoint; 0 if there is none."""

@@ -78,9 +78,19 @@ class RankChild:
         task: its task.
         send: queues a frame for sending, from any thread.
         log: shows a message to the node's user.
+        offers_last: whether the run may go on from the last checkpoint of a process that was stopped.
     """
 
-    def __init__(self, host: RankHost, task: RankTask, send: SendToMaster, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        host: RankHost,
+        task: RankTask,
+        send: SendToMaster,
+        log: Callable[[str], None],
+        *,
+        offers_last: bool = False,
+    ) -> None:
+        self._offers_last = offers_last
         self.process, self._run, self._folder, self._send = task.process, task.run, Path(task.folder), send
         self._main, self._task = host.main, task
         self._lock = threading.Lock()
@@ -207,7 +217,7 @@ class RankChild:
             sentence="" if failed is None else shown(failed.sentence),
             ending=shown(clause),
         )
-        if failed is not None and isinstance(failed.kind.as_error(""), Interrupted):
+        if self._offers_last and failed is not None and isinstance(failed.kind.as_error(""), Interrupted):
             self._checkpoints.written(is_last=True)
         with self._lock:
             self._ended = (header, *buffers)

@@ -90,7 +90,8 @@ class RankPart(NodePart):
             towards=self._host.towards,
         )
         self._log(f"starting process {header.process} of {self.job.title}")
-        self._child = RankChild(self._host, task, self._put, self._log)
+        offers_last = self.job.nodes is not None
+        self._child = RankChild(self._host, task, self._put, self._log, offers_last=offers_last)
 
     def tell_rank(self, header: RankTold, buffers: Buffers) -> None:
         """Relay a message of the coordinator."""

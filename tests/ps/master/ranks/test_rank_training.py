@@ -1008,8 +1008,9 @@ def test_run_that_is_complete_when_it_should_stop_for_other_nodes_is_complete() 
     settings = {"task": "tiny", "seed": 0, "epochs": 1, "precision": "fp32"}
     record = History().record([], plan=PLAN, seconds=1.0, startup_seconds=0.0, **settings)
     scene.run.shown(scene.nodes.by_name["a"], 1, memoryview(encode_events([record])))
-    for name, process in (("a", 1), ("b", 2)):
-        scene.end(name, process, has_finished=True)
+    done = RankEnded(run="r", process=1, has_finished=True)
+    scene.run.ended(scene.nodes.by_name["a"], done, [memoryview(b"weights")])
+    scene.end("b", 2, has_finished=True)
     scene.run.tick()
     assert scene.run.is_complete
     scene.run.news.forget_record()
@@ -1047,3 +1048,31 @@ def test_failure_of_the_ranks_ends_a_run_that_should_stop_for_other_nodes() -> N
     scene.end("b", 2, has_finished=False, kind=STOPPED, is_own=True, sentence="stopped")
     scene.run.tick()
     assert isinstance(scene.run.failure, NonFiniteLoss)
+
+
+def test_ranks_that_stop_for_other_nodes_do_so_under_the_next_master() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.run.checkpoints.last = Saved(step=7, digest="ab" * 32)
+    scene.journal.add(scene.run.checkpoints.last)
+    scene.run.pause(("c",))
+    assert set(scene.run.claimed_nodes or ()) == set()  # a run on all nodes has no others
+    scene.journal.close()
+    later = Scene("a", "b")
+    state = later.journal.load()
+    assert state is not None
+    assert state.assigned == ("c",)
+    later.run.job = state.begun.job
+    later.run.resume(state)
+    for name, process in (("a", 1), ("b", 2)):
+        later.ready(name, process=process)
+        later.end(name, process, has_finished=False, kind=STOPPED, is_own=True, sentence="stopped")
+    assert {header.process for _, header, _ in later.sent if isinstance(header, StopRank)} == {1, 2}
+    later.run.tick()
+    assert later.run.failure is None
+    assert later.run.has_paused
+    later.run.go_on()
+    assert later.run.job.nodes == ("c",)
+    assert later.run.claimed_nodes == ("c",)
+    later.run.pause(("d",))
+    assert set(later.run.claimed_nodes or ()) == {"c", "d"}

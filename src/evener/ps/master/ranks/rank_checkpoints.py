@@ -55,17 +55,20 @@ class RankCheckpoints:
         self._from: NodeRecord | None = None
         self._coming = self.last = Saved(step=0, digest="")
         self._next: tuple[NodeRecord, RankSaved] | None = None
-        self.base = self._replaced = ""
+        self.base = ""
+        self._replaced: set[str] = set()
 
     def begin_from_last(self) -> str:
         """Let ranks begin from the last checkpoint; return its digest. `drop_previous_base` ends the previous one."""
-        self._replaced, self.base = self.base, self.last.digest
+        self._replaced.add(self.base)
+        self.base = self.last.digest
         return self.base
 
     def drop_previous_base(self) -> None:
         """Remove the previous base, since the journal names the current one."""
-        replaced, self._replaced = self._replaced, ""
-        self._remove(replaced)
+        for digest in self._replaced:
+            self._remove(digest)
+        self._replaced.clear()
 
     def offered(self, node: NodeRecord, header: RankSaved) -> None:
         """Fetch a node's checkpoint; the current leader's replaces one that is being fetched from another node."""
@@ -138,7 +141,7 @@ class RankCheckpoints:
     def forget(self) -> None:
         """Stop, and remove the files: the run is over."""
         self.close()
-        digests = (self.base, self._replaced, self.last.digest, self._coming.digest)
+        digests = (self.base, *self._replaced, self.last.digest, self._coming.digest)
         self.base, self.last = "", Saved(step=0, digest="")
         for digest in digests:
             self._remove(digest)

@@ -89,18 +89,27 @@ class ReportedEpoch(Part, frozen=True, kw_only=True, tag=True):
     epoch: Epoch
 
 
-Record: TypeAlias = RunStart | StoredValue | Saved | Roster | ReportedEpoch
+class Assigned(Part, frozen=True, kw_only=True, tag=True):
+    """The nodes that take over when the ranks have stopped; the next start has them."""
+
+    nodes: tuple[str, ...]
+
+
+Record: TypeAlias = RunStart | StoredValue | Saved | Roster | ReportedEpoch | Assigned
 _decoder = msgpack_decoder(Record)
 
 
 class JournalState(Part, frozen=True, kw_only=True):
-    """State of a journal: the last start, the values since, the last roster, the last checkpoint, and all epochs."""
+    """State of a journal: the last start, the values since, the last roster, the last checkpoint, all epochs, and the
+    nodes that were assigned since the start; None without any.
+    """
 
     begun: RunStart
     values: dict[str, bytes]
     roster: Roster
     saved: Saved | None = None
     epochs: tuple[Epoch, ...] = ()
+    assigned: tuple[str, ...] | None = None
 
 
 def unfinished_ranks(home: StateDir) -> list[str]:
@@ -160,6 +169,7 @@ class RankJournal:
         ]
         records += [state.roster, *([] if state.saved is None else [state.saved])]
         records += [ReportedEpoch(epoch=epoch) for epoch in state.epochs]
+        records += [] if state.assigned is None else [Assigned(nodes=state.assigned)]
         encoded = [msgspec.msgpack.encode(one) for one in records]
         data = b"".join(_HEAD.pack(len(one), zlib.crc32(one)) + one for one in encoded)
         self._file.close()
@@ -175,23 +185,32 @@ class RankJournal:
         saved: Saved | None = None
         values: dict[str, bytes] = {}
         epochs: dict[int, Epoch] = {}
-        next_process = 1
+        next_process, assigned = 1, None
         for record in self._complete_records():
             if isinstance(record, RunStart):
-                begun, roster, values = record, None, {}
+                begun, roster, values, assigned = record, None, {}, None
             elif isinstance(record, StoredValue):
                 values[record.key] = record.value
             elif isinstance(record, Saved):
                 saved = record
             elif isinstance(record, ReportedEpoch):
                 epochs[record.epoch.epoch] = record.epoch
+            elif isinstance(record, Assigned):
+                assigned = record.nodes
             else:
                 roster, next_process = record, record.next
         if roster is None and begun is not None and not begun.secret:
             roster = roster_of({}, (), next_process, None)
         if begun is None or roster is None:
             return None
-        return JournalState(begun=begun, values=values, roster=roster, saved=saved, epochs=tuple(epochs.values()))
+        return JournalState(
+            begun=begun,
+            values=values,
+            roster=roster,
+            saved=saved,
+            epochs=tuple(epochs.values()),
+            assigned=assigned,
+        )
 
     def forget(self) -> None:
         """Remove the file: the run is over."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
+from msgspec.structs import replace
 
 from evener.ps.master.active_run import ActiveRun, result_of
 from evener.ps.master.node_state import NodeEvent
@@ -44,6 +45,11 @@ class ActiveRankRun(ActiveRun):
     def job(self) -> RankJob:
         """The job of the ranks."""
         return self.training.job
+
+    @property
+    def claim(self) -> RankJob:
+        """The job, with the nodes that will take over, too."""
+        return replace(self.job, nodes=self.training.claimed_nodes)
 
     @property
     def failure(self) -> EvenerError | None:

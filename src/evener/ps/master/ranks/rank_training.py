@@ -23,7 +23,14 @@ from evener.membership.rank_supervisor import RankSupervisor
 from evener.membership.shared_values import AskValues, SetValue, SharedValues, decode_from_rank
 from evener.ps.master.nodes import NodeRecord, Nodes
 from evener.ps.master.ranks.rank_checkpoints import RankCheckpoints
-from evener.ps.master.ranks.rank_journal import JournalState, RankJournal, ReportedEpoch, RunStart, StoredValue
+from evener.ps.master.ranks.rank_journal import (
+    Assigned,
+    JournalState,
+    RankJournal,
+    ReportedEpoch,
+    RunStart,
+    StoredValue,
+)
 from evener.ps.master.ranks.rank_lifecycle import Beginnings, RunEnding
 from evener.ps.master.ranks.rank_table import MAX_EVENT_BYTES, Absences, RankNews, RankTable, RejectedNodes
 from evener.ps.master.ranks.remote_rank import RemoteRank, RemoteStarter
@@ -114,6 +121,7 @@ class RankTraining:
         if not roster.names:  # no process was started yet: the run begins when nodes are ready
             self._beginnings.step = began_from
             self._table.count(roster.next - 1)
+            self._next_nodes = state.assigned
             return
         self._starter.secret, self._values = state.begun.secret, self._journaled_values(state.values)
         self._table.resume(roster, self._nodes.record)
@@ -122,6 +130,8 @@ class RankTraining:
         self._absences.excuse_all(self._clock() + absence)
         self._supervisor = self._govern_ranks(0)
         self._supervisor.resume(roster.generation, roster.numbers, roster.given_up, roster.next, absence)
+        if state.assigned is not None:
+            self.pause(state.assigned)
 
     def admit(self, node: NodeRecord) -> None:
         """Let a member prepare."""
@@ -141,6 +151,8 @@ class RankTraining:
         rank.peer, rank.is_unwanted = node.peer, False
         if header.process != rank.number:
             rank.lost = "reconnected after its process had died"
+        elif self._ending.reason is not None:
+            rank.request_stop(at_once=False)  # the first request may have been lost with the connection
 
     def not_ready(
         self, node: NodeRecord, reason: str, error: EvenerError | None = None, *, is_new: bool = True
@@ -291,6 +303,12 @@ class RankTraining:
             if self._supervisor is not None:
                 self._stop_ranks(Interrupted("other nodes are assigned to the run"), at_once=False)
         self._next_nodes = names
+        self._journal.add(Assigned(nodes=names))
+
+    @property
+    def claimed_nodes(self) -> tuple[str, ...] | None:
+        """Names of the nodes that work for the run, or take over when they have stopped; None: all nodes."""
+        return None if self.job.nodes is None else tuple({*self.job.nodes, *(self._next_nodes or ())})
 
     @property
     def has_paused(self) -> bool:
@@ -304,6 +322,7 @@ class RankTraining:
         self.job, self._next_nodes = replace(self.job, nodes=self._next_nodes, checkpoint=digest), None
         self._beginnings = Beginnings(self._nodes, self.job.run)
         self._beginnings.step = self.checkpoints.last.step
+        self._rejected = RejectedNodes(self.job.run)
         self._journal.add(RunStart(job=self.job, secret=b""))
         self.checkpoints.drop_previous_base()
 
@@ -407,7 +426,7 @@ class RankTraining:
         ):
             return
         error = self._ending.error(supervisor, self._table.ranks, has_record=self.news.has_record)
-        if error is None or (self._next_nodes is not None and self.news.has_record):
+        if error is None or (self._next_nodes is not None and self.news.has_record and self.weights):
             self.is_complete = True
         else:
             self._end_by(error)
