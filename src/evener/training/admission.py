@@ -127,7 +127,7 @@ def _store_to_compare(env: RankEnvironment, plan: Plan, *, follows_speeds: bool)
 
 
 def exchange_of(model: nn.Module, batches: float = 1) -> GradientSync:
-    """Return what a batch of `model` exchanges, where one exchange of gradients is for so many `batches`."""
+    """Return what a batch of `model` exchanges if gradients are exchanged once in this number of `batches`."""
     return GradientSync(
         gradient_bytes=round(gradient_bytes(model) / batches), statistics=statistics_exchanges(model)[0]
     )

@@ -25,7 +25,7 @@ from evener.frontends.yolo.master_run import (
 from evener.frontends.yolo.overrides import YoloConfig, run_config, search_overrides
 from evener.frontends.yolo.packed_training import packed_code
 from evener.frontends.yolo.rank import alone
-from evener.frontends.yolo.rank_on_node import OF_SEARCH, minor_version
+from evener.frontends.yolo.rank_on_node import SEARCH_OPTION, minor_version
 from evener.frontends.yolo.searched_trial import TrialConfig
 from evener.frontends.yolo.settings import YoloTraining, in_a_sentence, quiet_ultralytics, read_training
 from evener.ps.protocol.blob import Blob
@@ -56,7 +56,7 @@ def prepared_trials(
         first = completed(read_training(overrides, model))
         trainer_here(first)
     code = packed_code(first)
-    facts = {OF_SEARCH: "True", **({"python": minor_version()} if code else {})}
+    facts = {SEARCH_OPTION: "True", **({"python": minor_version()} if code else {})}
     data = pack(config_of_ranks(common, first, facts), notify, is_task=False)[0].get("data")
     programs: dict[bool, Blob] = {}
     with ExitStack() as stack:

@@ -23,7 +23,7 @@ FIRST_WEIGHTS = "first.safetensors"
 """Of a `.pt` to begin with, beside the file that a rank runs."""
 USER_CODE = "code.pickle"
 """Callbacks and trainer class of a training from Python, beside the file that a rank runs."""
-OF_SEARCH = "search"
+SEARCH_OPTION = "search"
 """Option of a rank whose training is a trial of a search."""
 
 
@@ -54,7 +54,7 @@ def rank_on_node(env: RankEnvironment, config: RunConfig) -> None:
         _require_same_python(config.option["python"])
     read = partial(_read, code.read_bytes() if code.exists() else b"")
     trial = None
-    if config.option.get(OF_SEARCH):
+    if config.option.get(SEARCH_OPTION):
         with alone():
             from evener.frontends.yolo.searched_trial import RemoteTrial
 

@@ -191,7 +191,7 @@ class ActiveRun(ABC):
 
     @abstractmethod
     def assign(self, names: tuple[str, ...]) -> None:
-        """Let only the nodes `names` work for the run, which has nodes of its own; none of them pause it."""
+        """Let only the nodes `names` work for the run from now on; without any, the run is paused."""
 
     @abstractmethod
     def advance(self, is_delivering: Callable[[int], bool]) -> None:

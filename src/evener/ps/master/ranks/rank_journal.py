@@ -84,7 +84,7 @@ class Roster(Part, frozen=True, kw_only=True, tag=True):
 
 
 class ReportedEpoch(Part, frozen=True, kw_only=True, tag=True):
-    """The end of an epoch, as the ranks have reported it to those who watch the run."""
+    """The end of an epoch, as the ranks have reported it."""
 
     epoch: Epoch
 
