@@ -62,6 +62,21 @@ def test_agreements_that_fit_no_memory_leave_the_plan(tmp_path: Path) -> None:
     assert not (tmp_path / "x.png").exists()
 
 
+def test_plans_are_compared_by_money_and_energy(tmp_path: Path) -> None:
+    words = ("plan", "resnet50", "--machines", "rtx3090,rtx3070", "--network", "10gbe", "--strategy", "data", "--json")
+    ran = evener(*words, "--prices", "node-0=0.5,node-1=0.1", "--watts", "350", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    expenses = json.loads(ran.stdout.splitlines()[-1])["expenses"]
+    assert {(one["strategy"], *one["nodes"]) for one in expenses} == {
+        ("data", "node-0", "node-1"), ("serial", "node-0"), ("serial", "node-1"),
+    }  # fmt: skip
+    for one in expenses:
+        price = {"node-0": 0.5, "node-1": 0.1}
+        assert one["price"] == pytest.approx(one["hours"] * sum(price[node] for node in one["nodes"]))
+        assert one["energy"] == pytest.approx(one["hours"] * 0.35 * len(one["nodes"]))
+    assert "Expenses of a million samples" in ran.stderr
+
+
 def test_changes_of_the_answer_are_shown(tmp_path: Path) -> None:
     words = ("plan", "resnet50", "--machines", "rtx3090,rtx3070", "--network", "1gbe", "--why")
     ran = evener(*words, "--strategy", "data", "--json", cwd=tmp_path)
@@ -72,6 +87,10 @@ def test_changes_of_the_answer_are_shown(tmp_path: Path) -> None:
     assert len(changes) == 6
     assert changes["links", True]["strategy"] == "data"
     assert changes["links", False]["strategy"] == "serial"
+    seconds = {one["strategy"]: one["seconds"] for one in told["times"]}
+    assert seconds.keys() == {"serial", "data"}
+    assert sum(seconds["serial"].values()) == pytest.approx(told["plan"]["prediction"]["step_seconds"])
+    assert seconds["data"]["gradients"] > seconds["serial"]["gradients"] == 0
     shown = evener_here(*words, "--strategy", "data", cwd=tmp_path)
     assert "What would change the answer" in shown.stdout + shown.stderr
 
@@ -94,6 +113,8 @@ def test_fast_links_favour_data_parallelism(tmp_path: Path) -> None:
         (("resnet50", "--machines", "h200", "--strategy", "foo"), "--strategy must be one of serial, data"),
         (("resnet50", "--machines", "h200", "--precision", "foo"), "--precision must be one of"),
         (("resnet50", "--machines", "h200", "--scale", "1,2", "--why"), "--why must be without --scale"),
+        (("resnet50", "--machines", "h200", "--scale", "1,2", "--watts", "9"), "--watts must be without --scale"),
+        (("resnet50", "--machines", "h200", "--prices", "ada=1"), "--prices must be one of the nodes node-0"),
         (("resnet50", "--machines", "h200", "--scale", "1,2", "--agreements"), "--agreements must be without --scale"),
         (
             ("resnet50", "--machines", "h200", "--agreements", "--save", "x.json"),

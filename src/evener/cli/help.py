@@ -35,7 +35,7 @@ TUNE: Panels = {
 PLAN: Panels = {
     "What would be trained": ("option", "batch_size", "optimizer", "precision", "strategy"),
     "On which machines": ("profile", "machines", "network", "devices", "learn"),
-    "What is shown": ("why", "scale", "agreements", "save"),
+    "What is shown": ("why", "prices", "watts", "scale", "agreements", "save"),
 }
 
 EXAMPLES: dict[str, tuple[str, ...]] = {

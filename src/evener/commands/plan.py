@@ -21,6 +21,7 @@ from evener.oracle.break_even import break_evens
 from evener.oracle.calibration import fit_profile
 from evener.oracle.catalogue import CARDS, Card
 from evener.oracle.cost.model import CostModel, TrainingJob
+from evener.oracle.expenses import Expenses, compare_expenses, rates_of
 from evener.oracle.hypothetical_cluster import MAX_DEVICES, NETWORKS, NODES, NodeKind, hypothetical_profile
 from evener.oracle.search import ALL_STRATEGIES, Ranking, search
 from evener.oracle.zoo.networks import ZOO, default_options, draw
@@ -34,10 +35,12 @@ from evener.report.planning_tables import (
     agreements_figure,
     agreements_table,
     changes_table,
+    expenses_table,
     parts_table,
     ranking_table,
     scale_figure,
     scale_table,
+    time_table,
 )
 from evener.report.text import human_count, table_of
 from evener.training.console import open_console, output_file, print_line
@@ -82,8 +85,12 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
     console.print(ranking_table(ranking))
     console.print(parts_table(chosen))
     changes = break_evens(ranking.model, strategies) if config.why else ()
-    if changes:
+    if config.why:
+        console.print(time_table(ranking))
         console.print(changes_table(changes, ranking.model.job.batch_size))
+    expenses = _compare_expenses(config, ranking)
+    if expenses:
+        console.print(expenses_table(expenses))
     comparison = _compare_agreements(ranking, training, console) if config.agreements else None
     if config.save is not None:
         if comparison is not None:
@@ -93,11 +100,27 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
         if comparison is not None or not config.agreements:
             console.print(f"wrote {config.save}")
     if as_json:
-        extras: dict[str, object] = {"changes": changes} if config.why else {}
+        extras: dict[str, object] = {"times": _times(ranking), "changes": changes} if config.why else {}
+        extras |= {"expenses": expenses} if expenses else {}
         extras |= {"agreements": comparison} if config.agreements else {}
         print_line(msgspec.json.encode({"plan": chosen, **extras} if extras else chosen).decode())
     else:
         print_line(comparison.advice if comparison else advice(ranking))
+
+
+def _times(ranking: Ranking) -> list[dict[str, object]]:
+    """Return the seconds of a step by kind, of each strategy's best plan."""
+    return [
+        {"strategy": one.strategy, "devices": len(one.devices), "seconds": one.parts.by_kind()}
+        for one in ranking.ranked
+    ]
+
+
+def _compare_expenses(config: PlanConfig, ranking: Ranking) -> tuple[Expenses, ...]:
+    """Return what plans cost; empty if the user states neither prices nor watts. Raises InvalidValue."""
+    nodes = dict.fromkeys(ranking.model.topology.nodes)
+    prices, watts = rates_of(config.prices, "--prices", nodes), rates_of(config.watts, "--watts", nodes)
+    return compare_expenses(ranking, prices, watts) if prices or watts else ()
 
 
 def _compare_agreements(ranking: Ranking, training: _Training, console: Console) -> AgreementComparison | None:

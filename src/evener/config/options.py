@@ -339,7 +339,17 @@ class PlanConfig(Part, frozen=True, kw_only=True):
         str | None,
         Meta(description="Curves over numbers of devices, such as 1..1024, by adding copies of the last machine."),
     ] = None
-    why: Annotated[bool, Meta(description="Also say which links, batch and memory would change the answer.")] = False
+    why: Annotated[
+        bool,
+        Meta(description="Also say where the time goes, and which links, batch and memory would change the answer."),
+    ] = False
+    prices: Annotated[
+        str,
+        Meta(description="What an hour of a node costs: 0.5 of each, or ada=0.5,bob=0.2. Also ranks plans by money."),
+    ] = ""
+    watts: Annotated[
+        str, Meta(description="Watts that a node takes: 300 each, or ada=300,bob=90. Also states the energy of plans.")
+    ] = ""
     agreements: Annotated[
         bool,
         Meta(description="Also rank the agreements of a master's nodes, with the local steps and compression of each."),
@@ -350,7 +360,10 @@ class PlanConfig(Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require_one_of("--precision", self.precision, PRECISIONS)
-        for option, is_wanted in (("--why", self.why), ("--agreements", self.agreements)):
+        extras = {
+            "--why": self.why, "--agreements": self.agreements, "--prices": self.prices, "--watts": self.watts,
+        }  # fmt: skip
+        for option, is_wanted in extras.items():
             is_allowed = not is_wanted or self.scale is None
             require(is_allowed, option, is_wanted, "without --scale, which has a table of its own")
         for strategy in self.strategy:

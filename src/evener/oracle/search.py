@@ -20,9 +20,10 @@ from math import ceil
 from typing import cast, get_args
 
 from evener.oracle.cost.mesh import price_averaging, price_mesh, price_server
-from evener.oracle.cost.model import CostEstimate, CostModel, worst_of
-from evener.oracle.cost.pipeline import PipelineReplica, make_pipeline, price_pipeline
+from evener.oracle.cost.model import CostEstimate, CostModel
+from evener.oracle.cost.pipeline import STAGE_BOTTLENECKS, PipelineReplica, make_pipeline, price_pipeline
 from evener.oracle.cost.replica import ReplicaCost
+from evener.oracle.cost.step_parts import StepParts
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.rules import DivisionName, division_of
 from evener.records.errors import DoesNotFit
@@ -117,12 +118,16 @@ def _by_node(model: CostModel) -> list[int]:
 
 
 def _best_alone(model: CostModel) -> CostEstimate | None:
-    """Return the estimate of the fastest single device that can do the job; one device of each kind is priced."""
+    """Return the estimate of the fastest single device that can do the job."""
+    return min(single_devices(model), key=lambda estimate: estimate.step_seconds, default=None)
+
+
+def single_devices(model: CostModel) -> list[CostEstimate]:
+    """Return the estimate of the first device of each kind that can do the job alone."""
     first: dict[int, int] = {}
     for device, kind in enumerate(model.kinds):
         first.setdefault(kind, device)
-    estimates = [estimate for device in first.values() for estimate in estimates_on(model, "serial", [device])[0]]
-    return min(estimates, key=lambda estimate: estimate.step_seconds, default=None)
+    return [estimate for device in first.values() for estimate in estimates_on(model, "serial", [device])[0]]
 
 
 def _best_of(model: CostModel, strategy: Strategy, order: Sequence[int]) -> tuple[CostEstimate | None, str]:
@@ -282,10 +287,19 @@ def price_stage_teams(
     longest = max(range(len(ordered)), key=lambda stage: line.timeline.busy[stage])
     pairs = [(d, n) for cost, n in zip(ordered, line.parameter_bytes, strict=True) for d in cost.devices]
     exchanging = micro_batches * inside[longest]
-    busy = max(line.timeline.busy)
-    computing = (busy - exchanging + max(model.update_seconds(*pair) for pair in pairs)) * model.stretch(devices)
-    sending = 2 * sum(line.transfer)
-    waiting, members = max(0.0, line.timeline.seconds - busy - sending), len(teams[0])
+    stretch, busy, sending = model.stretch(devices), max(line.timeline.busy), 2 * sum(line.transfer)
+    span = slice(line.starts[longest], [*line.starts, len(model.layers)][longest + 1])
+    thin, copies = (micro_batches * seconds * stretch for seconds in ordered[longest].overhead(micro, span))
+    parts = StepParts(
+        computing=(busy - exchanging) * stretch - thin - copies,
+        thin_layers=thin,
+        copies=copies,
+        update=max(model.update_seconds(*pair) for pair in pairs) * stretch,
+        layers=exchanging,
+        stages=sending,
+        idle=max(0.0, line.timeline.seconds - busy - sending),
+    )
+    members = len(teams[0])
     return CostEstimate(
         strategy=cast(Strategy, f"pipeline+{mode}"),
         devices=devices,
@@ -296,19 +310,10 @@ def price_stage_teams(
         stages=line.starts,
         members=members,
         schedule=line.schedule,
-        compute_seconds=computing,
-        communication_seconds=sending + exchanging,
-        waiting_seconds=waiting,
+        parts=parts,
         sent_bytes=round(line.sent_bytes + micro_batches * max(inside_bytes)),
         memory_bytes=tuple(nbytes for nbytes in line.memory_bytes for _ in range(members)),
-        bottleneck=worst_of(
-            (
-                (computing, "computing of the slowest stage"),
-                (sending, "sending activations from stage to stage"),
-                (exchanging, "exchanges between the devices of a stage"),
-                (waiting, "bubbles: stages wait while the first micro-batches arrive and the last ones leave"),
-            )
-        ),
+        bottleneck=parts.longest({**STAGE_BOTTLENECKS, "layers": "exchanges between the devices of a stage"}),
     )
 
 

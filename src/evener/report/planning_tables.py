@@ -11,6 +11,7 @@ from evener.oracle.advice import Curve
 from evener.oracle.agreement_costs import LOCAL_STEPS, MIN_COMPUTING, AgreementComparison, AgreementCost
 from evener.oracle.break_even import BreakEven
 from evener.oracle.cost.model import CostEstimate
+from evener.oracle.expenses import Expenses
 from evener.oracle.search import Ranking
 from evener.records.graph import ModelGraph
 from evener.records.plan import Plan
@@ -177,6 +178,51 @@ def _estimate_row(ranking: Ranking, estimate: CostEstimate) -> Row:
     )
 
 
+_PARTS = {
+    "computing": "computing",
+    "thin_layers": "thin layers",
+    "copies": "copies",
+    "update": "update",
+    "layers": "between layers",
+    "stages": "between stages",
+    "gradients": "gradients",
+    "statistics": "BatchNorm",
+    "parameters": "parameters",
+    "slower_ranks": "slower ranks",
+    "idle": "idle stages",
+    "server_link": "server's link",
+}
+"""Headings of the parts of a step."""
+
+
+def time_table(ranking: Ranking) -> Table:
+    """Return a table of what takes the time of each strategy's best plan, by kind."""
+    parts = {id(estimate): estimate.parts.by_kind() for estimate in ranking.ranked}
+    used = [name for name in _PARTS if any(seconds[name] > 0 for seconds in parts.values())]
+    rows: list[Row] = [
+        (
+            ("> " if estimate is ranking.best else "") + estimate.strategy,
+            human_seconds(estimate.step_seconds),
+            *(_part(parts[id(estimate)][name] / estimate.step_seconds) for name in used),
+        )
+        for estimate in ranking.ranked
+    ]
+    return grid(
+        "Where the time of a step goes",
+        ("strategy", ">a step", *(f">{_PARTS[name]}" for name in used)),
+        rows,
+        caption=(
+            "Thin layers: what parts of divided layers take beyond their part of the whole. Copies: splitting and "
+            "joining tensors.\nBetween layers or stages, gradients, BatchNorm, parameters: exchanges that computing "
+            "does not hide. Slower ranks, idle stages, server's link: waiting."
+        ),
+    )
+
+
+def _part(fraction: float) -> str:
+    return percent(fraction) if fraction > 0 else "-"
+
+
 def parts_table(plan: Plan) -> Table:
     """Return a table of what each rank does under `plan`: samples, shares of the model, stages."""
     return table_of(
@@ -217,6 +263,23 @@ def _change(one: BreakEven, batch_size: int) -> str:
         return f"{tried}{max(1, round(batch_size * one.factor))} samples a step"
     times = f"{human_count(one.factor)} times" if one.factor > 1 else f"1/{human_count(1 / one.factor)}"
     return f"{one.varied} {tried}{times} as {'fast' if one.varied == 'links' else 'much'}"
+
+
+def expenses_table(expenses: Sequence[Expenses]) -> Table:
+    """Return a table of what plans take for a million samples, the cheapest first."""
+    return table_of(
+        "Expenses of a million samples",
+        {
+            "strategy": lambda one: one.strategy,
+            ">devices": lambda one: str(one.devices),
+            ">hours": lambda one: human_count(one.hours),
+            ">money": lambda one: "-" if one.price is None else human_count(one.price),
+            ">kWh": lambda one: "-" if one.energy is None else human_count(one.energy),
+            "nodes?": lambda one: ", ".join(one.nodes),
+        },
+        expenses,
+        caption="A plan pays for every node that it uses. `serial`: the cheapest device of each kind alone.",
+    )
 
 
 def agreements_table(comparison: AgreementComparison) -> Table:

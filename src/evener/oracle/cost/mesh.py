@@ -23,9 +23,10 @@ from itertools import accumulate as running_sums
 from typing import cast
 
 from evener.oracle.apportion import NodeCost, apportion, fewest_micro_batches
-from evener.oracle.cost.model import CostEstimate, CostModel, ranks_of, worst_of
+from evener.oracle.cost.model import CostEstimate, CostModel, ranks_of
 from evener.oracle.cost.partition import Mode
 from evener.oracle.cost.replica import ReplicaCost, exchange_gradients, make_replicas
+from evener.oracle.cost.step_parts import StepParts
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
 from evener.records.plan import Strategy
@@ -80,34 +81,46 @@ def _price(
     statistics = accumulate * model.statistics_seconds(devices) * (len(groups) > 1 or mode == "spatial")
     update = max(replica.update_seconds for replica in replicas)
     stretch = model.stretch(devices)
-    computing = (accumulate * max(replica.computing(n) for replica, n in busy) + update) * stretch
+    longest, n = max(busy, key=lambda pair: pair[0].computing(pair[1]))
+    computing = (accumulate * longest.computing(n) + update) * stretch
     inside = accumulate * slowest.exchanging(most_samples)
     waiting = _beyond_rounding(
         accumulate * slowest.seconds(most_samples) - inside + update - computing / stretch, computing
     )
     statistics_bytes = (len(devices) - 1) * model.statistics_bytes * (statistics > 0)
     sent = accumulate * (max(replica.sent_bytes(n) for replica, n in busy) + statistics_bytes) + gradients.sent_bytes
-    limits = (
-        (computing, "computing"),
-        (inside, "exchanges between layers, inside of a replica"),
-        (gradients.seconds, "the all-reduce of gradients"),
-        (statistics, "latency of the many small exchanges of BatchNorm"),
-        (waiting, "waiting for the slowest rank of every layer"),
+    thin, copies = (accumulate * seconds * stretch for seconds in longest.overhead(n))
+    parts = StepParts(
+        computing=computing - thin - copies - update * stretch,
+        thin_layers=thin,
+        copies=copies + gradients.packing,
+        update=update * stretch,
+        layers=inside,
+        gradients=gradients.seconds,
+        statistics=statistics,
+        slower_ranks=waiting,
     )
     return CostEstimate(
         strategy=_strategy_name(mode, len(groups), len(devices)),
         accumulate=accumulate,
-        compute_seconds=computing + gradients.packing,
-        communication_seconds=inside + gradients.seconds + statistics,
-        waiting_seconds=waiting,
+        parts=parts,
         sent_bytes=round(sent),
-        bottleneck=worst_of(limits),
+        bottleneck=parts.longest(_BOTTLENECKS),
         shares=tuple(share / sum(replica.shares) for replica in replicas for share in replica.shares),
         memory_bytes=tuple(
             nbytes for replica, n in zip(replicas, sizes, strict=True) for nbytes in replica.memory_bytes(n)
         ),
         **ranks_of([replica.devices for replica in replicas], sizes),
     )
+
+
+_BOTTLENECKS = {
+    "compute_seconds": "computing",
+    "layers": "exchanges between layers, inside of a replica",
+    "gradients": "the all-reduce of gradients",
+    "statistics": "latency of the many small exchanges of BatchNorm",
+    "slower_ranks": "waiting for the slowest rank of every layer",
+}
 
 
 def _beyond_rounding(difference: float, size: float) -> float:
@@ -138,15 +151,15 @@ def price_averaging(model: CostModel, devices: Sequence[int], local_steps: int) 
     accumulate, sizes, computing = _computing(model, devices)
     channel = model.topology.ring(devices)
     exchanging = all_reduce_seconds(nbytes, size, channel.alpha, channel.beta) / local_steps
+    parts = StepParts(computing=computing, parameters=exchanging)
     return CostEstimate(
         strategy="averaging",
         accumulate=accumulate,
         local_steps=local_steps,
-        compute_seconds=computing,
-        communication_seconds=exchanging,
+        parts=parts,
         sent_bytes=round(ring_bytes(nbytes, size) / local_steps),
         memory_bytes=_memory(model, sizes, copies=_OUTER_COPIES),
-        bottleneck=worst_of([(computing, "computing"), (exchanging, "the averaging of parameters")]),
+        bottleneck=parts.longest({"compute_seconds": "computing", "parameters": "the averaging of parameters"}),
         shares=(1.0,) * size,
         **ranks_of([[device] for device in devices], sizes),
     )
@@ -168,20 +181,19 @@ def price_server(model: CostModel, devices: Sequence[int], hub: int, *, asynchro
         exchanging = 2 * channel.seconds(nbytes) / size
         computing = max(0.0, size / sum(1 / (seconds + exchanging) for seconds in alone) - exchanging)
         waiting = max(0.0, nbytes * channel.beta - computing - exchanging)
+    parts = StepParts(computing=computing, parameters=exchanging, server_link=waiting)
     return CostEstimate(
         strategy="asynchronous server" if asynchronous else "server",
         accumulate=accumulate,
-        compute_seconds=computing,
-        communication_seconds=exchanging,
-        waiting_seconds=waiting,
+        parts=parts,
         sent_bytes=nbytes,
         memory_bytes=_memory(model, sizes),
-        bottleneck=worst_of(
-            [
-                (computing, "computing"),
-                (exchanging, "gradients to the server and parameters from it"),
-                (waiting, "waiting at the server's link, which is busy with the others"),
-            ]
+        bottleneck=parts.longest(
+            {
+                "compute_seconds": "computing",
+                "parameters": "gradients to the server and parameters from it",
+                "server_link": "waiting at the server's link, which is busy with the others",
+            }
         ),
         shares=(1.0,) * size,
         **ranks_of([[device] for device in devices], sizes),

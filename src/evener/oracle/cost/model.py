@@ -15,6 +15,7 @@ from evener.oracle.apportion import NodeCost
 from evener.oracle.cost.layers import Layers, Numbers, columns
 from evener.oracle.cost.partition import DividedLayers, ModelSplit
 from evener.oracle.cost.roofline import DeviceSpeed, LayerSeconds, device_of, layer_seconds
+from evener.oracle.cost.step_parts import StepParts
 from evener.oracle.cost.topology import Topology
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.rules import DivisionName
@@ -241,9 +242,7 @@ class CostEstimate:
         stages: number of the first layer of every stage of a pipeline.
         members: devices that divide the layers of each stage of a pipeline.
         schedule: order of the passes of a pipeline; empty for others.
-        compute_seconds: of the rank that computes longest, including the optimizer's update.
-        communication_seconds: seconds in which ranks exchange and cannot compute.
-        waiting_seconds: the remaining seconds of a step, in which the busiest rank waits for others.
+        parts: what takes the time of a step.
         sent_bytes: of the rank that sends most.
         memory_bytes: peak memory of each rank.
         bottleneck: what takes longest, as a phrase for the user.
@@ -260,9 +259,7 @@ class CostEstimate:
     stages: tuple[int, ...] = ()
     members: int = 1
     schedule: ScheduleName | Literal[""] = ""
-    compute_seconds: float
-    communication_seconds: float
-    waiting_seconds: float = 0.0
+    parts: StepParts
     sent_bytes: int = 0
     memory_bytes: tuple[int, ...] = field(default=(), repr=False)
     bottleneck: str = ""
@@ -272,6 +269,21 @@ class CostEstimate:
     def step_seconds(self) -> float:
         """Seconds of one step of the full batch."""
         return self.compute_seconds + self.communication_seconds + self.waiting_seconds
+
+    @property
+    def compute_seconds(self) -> float:
+        """Seconds of the rank that computes longest, including the optimizer's update."""
+        return self.parts.compute_seconds
+
+    @property
+    def communication_seconds(self) -> float:
+        """Seconds in which ranks exchange and cannot compute."""
+        return self.parts.communication_seconds
+
+    @property
+    def waiting_seconds(self) -> float:
+        """The remaining seconds of a step, in which the busiest rank waits for others."""
+        return self.parts.waiting_seconds
 
     @property
     def peak_bytes(self) -> int:
@@ -294,8 +306,3 @@ def ranks_of(groups: Sequence[Sequence[int]], samples: Sequence[int]) -> Ranks:
         "replicas": tuple(index for index, group in enumerate(groups) for _ in group),
         "samples": tuple(n for n, group in zip(samples, groups, strict=True) for _ in group),
     }
-
-
-def worst_of(parts: Sequence[tuple[float, str]]) -> str:
-    """Return the phrase of the part that takes longest."""
-    return max(parts, key=lambda part: part[0])[1]

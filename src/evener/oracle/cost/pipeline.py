@@ -15,8 +15,9 @@ import numpy as np
 
 from evener.oracle.apportion import NodeCost, apportion
 from evener.oracle.cost.layers import Numbers
-from evener.oracle.cost.model import CostEstimate, CostModel, ranks_of, worst_of
+from evener.oracle.cost.model import CostEstimate, CostModel, ranks_of
 from evener.oracle.cost.replica import ReplicaCost
+from evener.oracle.cost.step_parts import StepParts
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
 from evener.oracle.schedule import (
@@ -32,6 +33,12 @@ from evener.oracle.stages import DeviceGroup, Held, StageCut, Units, best_cut
 from evener.records.errors import DoesNotFit
 
 _MAX_FREE_ORDER = 5
+STAGE_BOTTLENECKS = {
+    "compute_seconds": "computing of the slowest stage",
+    "stages": "sending activations from stage to stage",
+    "idle": "bubbles: stages wait while the first micro-batches arrive and the last ones leave",
+}
+"""Phrases for what takes longest in a pipeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,29 +234,25 @@ def price_pipeline(model: CostModel, rows: Sequence[Sequence[int]], micro_batche
     slowest = max(pipelines, key=lambda pipeline: pipeline.timeline.seconds)
     parameters = [nbytes for pipeline in pipelines for nbytes in pipeline.parameter_bytes]
     update = max(model.update_seconds(*pair) for pair in zip(ranks["devices"], parameters, strict=True))
-    computing = (max(slowest.timeline.busy) + update) * model.stretch(ranks["devices"])
-    sending = 2 * sum(slowest.transfer)
-    waiting = max(0.0, slowest.timeline.seconds - max(slowest.timeline.busy) - sending)
+    stretch, busiest, sending = model.stretch(ranks["devices"]), max(slowest.timeline.busy), 2 * sum(slowest.transfer)
     gradients, gradient_bytes = _gradient_exchange(model, rows, slowest)
+    parts = StepParts(
+        computing=busiest * stretch,
+        update=update * stretch,
+        stages=sending,
+        gradients=gradients,
+        idle=max(0.0, slowest.timeline.seconds - busiest - sending),
+    )
     return CostEstimate(
         strategy="pipeline" if len(rows) == 1 else "data+pipeline",
         shares=tuple(busy / sum(pipeline.timeline.busy) for pipeline in pipelines for busy in pipeline.timeline.busy),
         accumulate=micro_batches,
         stages=slowest.starts,
         schedule=slowest.schedule,
-        compute_seconds=computing,
-        communication_seconds=sending + gradients,
-        waiting_seconds=waiting,
+        parts=parts,
         sent_bytes=round(max(pipeline.sent_bytes for pipeline in pipelines) + gradient_bytes),
         memory_bytes=tuple(nbytes for pipeline in pipelines for nbytes in pipeline.memory_bytes),
-        bottleneck=worst_of(
-            (
-                (computing, "computing of the slowest stage"),
-                (sending, "sending activations from stage to stage"),
-                (gradients, "the all-reduce of gradients"),
-                (waiting, "bubbles: stages wait while the first micro-batches arrive and the last ones leave"),
-            )
-        ),
+        bottleneck=parts.longest({**STAGE_BOTTLENECKS, "gradients": "the all-reduce of gradients"}),
         **ranks,
     )
 

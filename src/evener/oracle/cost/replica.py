@@ -28,6 +28,7 @@ from evener.oracle.division.layout import ring_bytes
 from evener.records.errors import DoesNotFit
 
 _NOTHING = LayerSeconds(np.zeros((2, 1, 1)), np.zeros((2, 1, 1)))
+_ALL = slice(None)
 
 
 class ReplicaCost:
@@ -68,6 +69,7 @@ class ReplicaCost:
         bounds = map(model.max_samples, self.devices, self.state_bytes, self.sample_bytes)
         self.max_samples = min((bound for bound in bounds if bound is not None), default=None)
         self._known: dict[float, float] = {}
+        self._computing: dict[float, float] = {}
 
     def on(self, devices: Sequence[int]) -> ReplicaCost:
         """Return the same costs on other `devices` of the same kinds; both share a cache of results."""
@@ -94,7 +96,28 @@ class ReplicaCost:
 
     def computing(self, samples: float) -> float:
         """Return the part of `seconds` in which the rank that computes longest computes."""
-        return float(self._seconds.of(samples).sum(axis=(0, 2)).max()) + self._copying.sum(samples)
+        if samples not in self._computing:
+            ranks = self._seconds.of(samples).sum(axis=(0, 2))
+            self._computing[samples] = float(ranks.max()) + self._copying.sum(samples)
+        return self._computing[samples]
+
+    def overhead(self, samples: float, layers: slice = _ALL) -> tuple[float, float]:
+        """Return what a division adds to the computing of the rank that computes longest.
+
+        Args:
+            samples: samples of a pass.
+            layers: layers to look at.
+
+        Returns:
+            Seconds that its parts of divided layers take beyond their part of the whole layers' time, and seconds of
+            splitting and joining tensors.
+        """
+        if self.division is None:
+            return 0.0, 0.0
+        ranks = self._seconds.of(samples)[..., layers].sum(axis=(0, 2))
+        longest = int(ranks.argmax())
+        thin = float(ranks[longest]) - float(self._whole.of(samples)[:, longest, layers].sum())
+        return max(0.0, thin), float(self._copying.of(samples)[..., layers].sum())
 
     def exchanging(self, samples: float) -> float:
         """Return the part of `seconds` in collectives inside the replica."""
@@ -132,6 +155,15 @@ class ReplicaCost:
         """Return the bytes that every rank needs for `samples` samples at once."""
         pairs = zip(self.state_bytes, self.sample_bytes, strict=True)
         return tuple(round(state + samples * each) for state, each in pairs)
+
+    @cached_property
+    def _whole(self) -> LayerSeconds:
+        """Every rank's part of the seconds that it would take for whole layers."""
+        assert self.division is not None
+        split, whole = self.division, [self.model.seconds(device) for device in self.devices]
+        part = split.parts.filters * split.parts.channels * split.parts.rows
+        fixed, each = (np.concatenate([getattr(one, name) for one in whole], axis=1) for name in ("fixed", "each"))
+        return LayerSeconds(fixed * part, each * part)
 
     def _collectives(self, split: ModelSplit, channel: LinkCost) -> tuple[LayerSeconds, LayerSeconds]:
         """Return the seconds of every layer's exchanges, and of splitting and joining tensors for them."""
