@@ -45,6 +45,7 @@ def rank_on_node(env: RankEnvironment, config: RunConfig) -> None:
     yolo = YoloConfig(
         overrides=("train", *(f"{key}={value}" for key, value in settings.items())),
         shares=config.shares,
+        elastic=True,  # accelerators of one machine exchange in a way that can be abandoned, too
         patience=env.patience,
         preflight=config.preflight,
         started=config.started,

@@ -76,7 +76,7 @@ class TrainerRank:
         self._step = 1
         hosts = [node.host for node in env.nodes]
         self.is_first_here = hosts.index(env.node.host) == env.rank and not self.is_late
-        can_abandon = group.sums is not None or not group.has_accelerators
+        can_abandon = group.sums is not None or group.process_group is None or not group.has_accelerators
         self._can_change = env.control is not None and can_abandon and not is_stationary
         group.is_elastic = self._can_change and self._has_others
 
