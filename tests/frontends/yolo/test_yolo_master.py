@@ -15,13 +15,15 @@ import pytest
 
 from evener.records.record import TrainRecord
 from evener.records.schema import read_noun
+from support.accelerator import DEVICE, needs_device
 from support.command_cluster import Cluster, cluster, wait_until
 from support.yolo_cases import draw_detection, needs_ultralytics
-from support.yolo_commands import ENVIRONMENT, read_by_plain_yolo
+from support.yolo_commands import ENVIRONMENT, TESTS, read_by_plain_yolo
 
 pytestmark = [needs_ultralytics, pytest.mark.slow, pytest.mark.timeout(600)]
 EPOCHS, IMAGES = 60, 12
 RUN_SECONDS = 400
+OTHER_DEVICE = "standin:1" if DEVICE.startswith("standin") else DEVICE
 OPTIONS = ("imgsz=64", "plots=False", "val=False", "optimizer=SGD", "name=run")
 
 
@@ -196,3 +198,44 @@ def test_training_without_nodes_resumes_from_the_masters_checkpoint(ps: Cluster)
     assert start(ps, str(first), data, epochs=epochs).wait(200) == 0, ended(ps)
     for name in ("best.pt", "last.pt"):
         assert weights_of(ps, "struck", name) == weights_of(ps, "run", name), name
+
+
+@pytest.fixture
+def on_devices(ps: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A master whose nodes can compute on the device of the tests."""
+    site = [str(TESTS / "support" / "standin_site")] if DEVICE.startswith("standin") else []
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*site, os.environ["PYTHONPATH"]]))
+    return ps
+
+
+@needs_device
+def test_lone_accelerator_resumes_from_the_masters_checkpoint(on_devices: Cluster) -> None:
+    ps = on_devices
+    ps.join("one", "--device", DEVICE)
+    ps.wait_for_nodes()
+    training = start(ps, "yolov8n.yaml", draw_detection(ps.folder / "data", count=IMAGES), epochs=EPOCHS // 2)
+    wait_until(lambda: len(list((ps.home / "blobs").glob("[0-9a-f]*"))) == 2, "that it lies there beside the program")
+    before = ps.version()
+    wait_until(lambda: ps.version() > before + 3, "that the disk has it")
+    os.kill(process_on(ps, "one"), signal.SIGKILL)
+    wait_until_shown(ps, training, "begins again")
+    assert training.wait(RUN_SECONDS) == 0, ended(ps)
+    record = read_noun(ps.folder / "run" / "record.json", TrainRecord)
+    assert [event.kind for event in record.events if event.kind == "resumed"] == ["resumed"]
+    assert [step.step for step in record.steps] == list(range(1, EPOCHS // 2 * IMAGES // 4 + 1))
+
+
+@needs_device
+def test_accelerators_of_one_machine_survive_losses(on_devices: Cluster) -> None:
+    ps = on_devices
+    ps.join("one", "--device", DEVICE)
+    ps.join("two", "--device", OTHER_DEVICE)
+    ps.wait_for_nodes()
+    data = draw_detection(ps.folder / "data", count=IMAGES)
+    training = start(ps, "yolov8n.yaml", data, "--shares", "2,1", epochs=EPOCHS // 4)
+    os.kill(process_on(ps, "one"), signal.SIGKILL)
+    assert training.wait(RUN_SECONDS) == 0, ended(ps)
+    record = read_noun(ps.folder / "run" / "record.json", TrainRecord)
+    assert sum(step.samples for step in record.steps) == EPOCHS // 4 * IMAGES
+    told = [event.message for event in record.events if event.kind == "node lost"]
+    assert told[0].startswith("one was killed by signal 9 (SIGKILL); 1 node of 2 goes on with step ")
