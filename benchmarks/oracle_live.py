@@ -1,39 +1,51 @@
 """The oracle against this machine: predicted and measured seconds of a training step, for every strategy and node set.
 
-    python benchmarks/oracle_live.py [--networks plain,vgg] [--nodes 1/1,1/1,0.5] [--steps 10] [--csv FILE] [--json]
+    python benchmarks/oracle_live.py [--networks plain,vgg] [--nodes 1/1,1/1,0.5] [--steps 10] [--formulas] [--json]
 
 Each set of local nodes is started once. For every network and strategy the ranks plan exactly as `evener train
 --strategy ...` does, which says what a step will take, and only then train; the median of the steps is what it took.
 Data parallelism comes twice, first and last: how far the two medians differ is how far the machine itself drifts.
+With `--formulas`, `evener benchmark` measures each set of nodes afterwards, and every cell is also predicted from this
+profile alone, as `evener plan` does: no step of the network is rehearsed.
 """
 
 from __future__ import annotations
 
 import copy
 import gc
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from results import Results, open_results, parser_of
+from torch import Tensor, nn
 from turns import seconds_of
 
+from evener.benchmark.dry_run import LiveBytes
 from evener.comm.group import Group
 from evener.config.run_config import RunConfig
+from evener.data.tasks.load import load_task
 from evener.experiments.local_ranks import measure_ranks
 from evener.experiments.results import write_csv
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import NodeCost
+from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
+from evener.oracle.search import estimates_on
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.replicated import ReplicatedModel
 from evener.records.plan import Plan
+from evener.records.profile import ClusterProfile
 from evener.records.record import Step
+from evener.records.schema import read_noun
+from evener.tracer.model_graph import trace_model_graph
 from evener.training.context import RankContext, make_context
 from evener.training.costs import measure_costs
 from evener.training.loop import Loop
@@ -43,6 +55,7 @@ from evener.training.training import make_training
 
 NETWORKS = ("plain", "vgg", "resnet")
 NODES = ("1", "1,1", "1,0.5", "1,1,1", "1,0.5,0.5", "1,1,1,1")
+TASK = Path(__file__).with_name("oracle_live_task.py")
 ALONE = ("data",)
 TOGETHER = ("data", "filter", "channel", "sharded", "spatial", "pipeline")
 HYBRIDS = ("data+filter", "data+spatial")
@@ -53,7 +66,11 @@ CLOSE = 1.05
 
 @dataclass(frozen=True)
 class Cell:
-    """One network on one set of nodes in one way; seconds of a step, all but the last two predicted."""
+    """One network on one set of nodes in one way; seconds of a step, all but the last two predicted.
+
+    `formulas` is predicted from a profile of the machine alone; 0 if that was not tried. `fitted` and `held` are the
+    predicted and the counted bytes at the peak of a step, on the rank that has most of them.
+    """
 
     network: str
     nodes: str
@@ -62,8 +79,11 @@ class Cell:
     exchanging: float
     waiting: float
     predicted: float
+    formulas: float
     computed: float
     measured: float
+    held: float
+    fitted: float = 0.0
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -75,8 +95,18 @@ class Cell:
         """Of the prediction, relative to what was measured."""
         return self.predicted / self.measured - 1
 
+    @property
+    def memory_error(self) -> float:
+        """Of the predicted memory, relative to what was counted."""
+        return self.fitted / self.held - 1
 
-SECONDS = tuple(field.name for field in fields(Cell)[3:])
+    @property
+    def formulas_error(self) -> float:
+        """Of the prediction from the profile alone."""
+        return self.formulas / self.measured - 1
+
+
+SECONDS = tuple(field.name for field in fields(Cell)[3:-2])
 
 
 def strategies(size: int) -> tuple[str, ...]:
@@ -92,7 +122,7 @@ def live_rank(
     with tempfile.TemporaryDirectory() as folder:
         for network in networks:
             config = RunConfig(
-                task=str(Path(__file__).with_name("oracle_live_task.py")),
+                task=str(TASK),
                 option={"network": network},
                 output=Path(folder),
                 epochs=1 + steps,
@@ -130,7 +160,8 @@ def step_seconds(context: RankContext, config: RunConfig, steps: int, workers: S
     """Seconds of a step, as a Cell has them; what is predicted is known before the first step."""
     plan = plan_cell(context, config, workers)
     among = context.of_plan(plan)
-    times, entries = [0.0], list[Any]()
+    times, entries, held = [0.0], list[Any](), 0.0
+    others = storages() - storages_of(context.model)
     if among is not None:
         if context.group.size == 1:
             plan = rehearse_alone(context, plan)
@@ -139,23 +170,75 @@ def step_seconds(context: RankContext, config: RunConfig, steps: int, workers: S
         loader = loop.loader(1)
         training.model.train()
         times += [seconds_of(partial(loop.one_step, step, loader)) for step in range(1, WARM_UP + steps + 1)]
+        gc.collect()
+        held = float(sum(storage.nbytes for storage in storages() - others))
+        with LiveBytes() as live:
+            loop.one_step(WARM_UP + steps + 1, loader)
+        held += live.peak
     context.group.barrier()
     said = plan.prediction
     assert said is not None
-    (measured,) = context.group.all_reduce_max([median(times[WARM_UP + 1 :] or [0.0])])
+    measured, held = context.group.all_reduce_max([median(times[WARM_UP + 1 :] or [0.0]), held])
     steps_done = [entry for entry in entries if isinstance(entry, Step)][WARM_UP:]
     computed = (
         median(max(n.io_seconds + n.compute_seconds + n.update_seconds for n in step.nodes) for step in steps_done)
         if steps_done
         else 0.0
     )
-    return said.compute_seconds, said.communication_seconds, said.waiting_seconds, said.step_seconds, computed, measured
+    parts = (said.compute_seconds, said.communication_seconds, said.waiting_seconds)
+    return *parts, said.step_seconds, 0.0, computed, measured, held
+
+
+class Storage(NamedTuple):
+    """Memory of tensors."""
+
+    place: int
+    nbytes: int
+
+
+def storages() -> set[Storage]:
+    """All of this process that Python can reach."""
+    return {one for thing in gc.get_objects() if isinstance(thing, Tensor) for one in [storage_of(thing)]}
+
+
+def storages_of(model: nn.Module) -> set[Storage]:
+    """Those of parameters and buffers."""
+    return {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
+
+
+def storage_of(tensor: Tensor) -> Storage:
+    """The memory of a tensor."""
+    storage = tensor.untyped_storage()
+    return Storage(storage._cdata, storage.nbytes())
 
 
 def cells_of(nodes: str, networks: Sequence[str], ways: Sequence[str], steps: int) -> list[Cell]:
     """All cells of one set of nodes, in processes that are started once."""
     program = partial(live_rank, nodes, list(networks), list(ways), steps)
     return measure_ranks(parse_local_nodes(nodes), program, list[Cell])
+
+
+def with_formulas(cells: Sequence[Cell], folder: Path) -> list[Cell]:
+    """The cells of one set of nodes, also predicted from a profile that `evener benchmark` writes now."""
+    file = folder / "cluster.json"
+    typed = [sys.executable, "-m", "evener", "benchmark", "--local-nodes", cells[0].nodes, "--output", str(file)]
+    subprocess.run(typed, check=True, capture_output=True)
+    profile = read_noun(file, ClusterProfile)
+    estimates = [from_profile(cell, profile) for cell in cells]
+    pairs = zip(cells, estimates, strict=True)
+    return [replace(cell, formulas=one.step_seconds, fitted=float(one.peak_bytes)) for cell, one in pairs]
+
+
+def from_profile(cell: Cell, profile: ClusterProfile) -> CostEstimate:
+    """Predict a step of the cell on all devices of the profile."""
+    task = load_task(str(TASK), None, {"network": cell.network})
+    inputs, _ = task.train_data()[0]
+    graph = trace_model_graph(task.model(), inputs.unsqueeze(0), task.name)
+    job = TrainingJob(graph=graph, batch_size=task.batch_size)
+    strategy: Any = cell.strategy if len(profile.devices) > 1 else "serial"
+    estimates, why = estimates_on(CostModel(job, profile), strategy, range(len(profile.devices)))
+    assert estimates, why
+    return min(estimates, key=lambda estimate: estimate.step_seconds)
 
 
 def split(cells: Sequence[Cell]) -> tuple[list[Cell], list[tuple[Cell, Cell]]]:
@@ -200,9 +283,39 @@ def report_errors(results: Results, every: Sequence[Cell]) -> None:
             error=fmean(map(abs, own)),
             bias=fmean(own),
         )
+    if all(cell.formulas for cell in cells):
+        report_formulas(results, cells)
     worst = sorted(cells, key=lambda cell: -abs(cell.error))[:5]
     named = (f"{cell.network} on {cell.nodes}, {cell.strategy} {cell.error:+.0%}" for cell in worst)
     results.say("worst: " + "; ".join(named))
+
+
+def report_formulas(results: Results, cells: Sequence[Cell]) -> None:
+    """How far predictions without a rehearsal are off."""
+    results.add(
+        "from the profile alone: {error:.1%}, worst {worst:+.0%}",
+        what="mean absolute error of formulas",
+        error=fmean(abs(cell.formulas_error) for cell in cells),
+        worst=max((cell.formulas_error for cell in cells), key=abs),
+    )
+    results.add(
+        "memory: {error:.1%}, {least:+.0%} to {most:+.0%}",
+        what="mean absolute error of predicted memory",
+        error=fmean(abs(cell.memory_error) for cell in cells),
+        least=min(cell.memory_error for cell in cells),
+        most=max(cell.memory_error for cell in cells),
+    )
+    for name, of in (("strategy", 2), ("network", 0), ("nodes", 1)):
+        for one in dict.fromkeys(cell.key[of] for cell in cells):
+            own = [cell.formulas_error for cell in cells if cell.key[of] == one]
+            results.add(
+                "  {one:14} {error:6.1%}   (mean {bias:+.1%}); memory, mean {memory:+.1%}",
+                what=f"mean absolute error of formulas, by {name}",
+                one=one,
+                error=fmean(map(abs, own)),
+                bias=fmean(own),
+                memory=fmean(cell.memory_error for cell in cells if cell.key[of] == one),
+            )
 
 
 def report_choices(results: Results, every: Sequence[Cell]) -> None:
@@ -233,6 +346,7 @@ def main() -> None:
     parser.add_argument("--nodes", default="/".join(NODES), help="sets of local nodes, between slashes")
     parser.add_argument("--strategies", default="", help="by default all that go with the number of nodes")
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--formulas", action="store_true", help="also predict from a profile of the nodes alone")
     parser.add_argument("--csv", type=Path)
     words = parser.parse_args()
     cells: list[Cell] = []
@@ -241,6 +355,9 @@ def main() -> None:
         results.say(HEAD)
         for nodes in words.nodes.split("/"):
             found = cells_of(nodes, words.networks.split(","), ways, words.steps)
+            if words.formulas:
+                with tempfile.TemporaryDirectory() as folder:
+                    found = with_formulas(found, Path(folder))
             show(results, found)
             cells += found
         report_errors(results, cells)
