@@ -198,7 +198,7 @@ SENTENCES: list[tuple[Noun, Callable[[Any], None], str]] = [
         PLAN,
         put("prediction", "seconds", value=1),
         "field prediction.seconds is not known; Prediction has step_seconds, compute_seconds, "
-        "communication_seconds, sent_bytes, alone_seconds, waiting_seconds, bottleneck",
+        "communication_seconds, sent_bytes, alone_seconds, waiting_seconds, bottleneck, spread",
     ),
     (
         PLAN,

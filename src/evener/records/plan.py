@@ -114,6 +114,8 @@ class Prediction(Part, frozen=True, kw_only=True):
         alone_seconds: seconds of one step on the fastest device alone; None where it does not fit.
         waiting_seconds: seconds that the slowest rank waits for others, as in the bubbles of a pipeline.
         bottleneck: description of what takes longest.
+        spread: in four of five cases a step takes between `step_seconds` divided by and multiplied with 1 + spread; 0
+            where this is not known.
     """
 
     step_seconds: Finite
@@ -123,6 +125,12 @@ class Prediction(Part, frozen=True, kw_only=True):
     alone_seconds: Finite | None = None
     waiting_seconds: Finite = 0.0
     bottleneck: str = ""
+    spread: Finite = 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Seconds between which a step takes in four of five cases."""
+        return self.step_seconds / (1 + self.spread), self.step_seconds * (1 + self.spread)
 
 
 class Check(Part, frozen=True, kw_only=True):

@@ -97,8 +97,13 @@ def _checked(check: Check) -> str:
     )
 
 
+def _between(prediction: Prediction) -> str:
+    least, most = prediction.interval
+    return f" (four times of five {human_seconds(least)} to {human_seconds(most)})" if prediction.spread else ""
+
+
 def _predicted(plan: Plan, prediction: Prediction) -> str:
-    sentence = f"Predicted: {human_seconds(prediction.step_seconds)} a step"
+    sentence = f"Predicted: {human_seconds(prediction.step_seconds)} a step{_between(prediction)}"
     if prediction.alone_seconds is None or prediction.step_seconds <= 0 or len(plan.assignments) == 1:
         return sentence
     factor = prediction.alone_seconds / prediction.step_seconds

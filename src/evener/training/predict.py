@@ -28,6 +28,7 @@ from evener.comm.step_timing import StepTimer
 from evener.data.loader import to_device
 from evener.oracle.data_parallel import fitted_to_step_profile
 from evener.oracle.replay import ExchangeKind, ExchangePoint, ExchangeTiming, RankStep, TraceEvent, replay
+from evener.oracle.uncertainty import REHEARSED
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import ParallelModel
 from evener.parallel.process_mesh import ProcessMesh
@@ -180,6 +181,7 @@ def _prediction(played: Sequence[RankStep], sent: float) -> Prediction:
         waiting_seconds=max(0.0, seconds - slowest.computing - slowest.exchanging),
         sent_bytes=round(sent),
         bottleneck=max(times, key=lambda part: times[part]),
+        spread=REHEARSED.spread,
     )
 
 
