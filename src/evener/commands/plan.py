@@ -18,7 +18,7 @@ from evener.oracle.advice import advice, plan_of
 from evener.oracle.advice import scale as curves_of
 from evener.oracle.agreement_costs import AgreementComparison, compare_agreements
 from evener.oracle.break_even import break_evens
-from evener.oracle.calibration import fit_profile
+from evener.oracle.calibration import PastRun, calibrate, why_unfit
 from evener.oracle.catalogue import CARDS, Card
 from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.oracle.expenses import Expenses, compare_expenses, rates_of
@@ -62,8 +62,8 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
         endings = " or ".join(PICTURES)
         require(is_allowed, "--save", str(config.save), f"a file that ends in {endings} with --scale or --agreements")
     _require_model(config.model)
-    profile = _profile(config)
     training = _training(config)
+    profile = _profile(config, training)
     job = TrainingJob(
         graph=training.graph,
         batch_size=config.batch_size or training.batch_size or 32 * len(profile.devices),
@@ -156,7 +156,7 @@ def catalogue() -> None:
     console.print(networks_table(NETWORKS))
 
 
-def _profile(config: PlanConfig) -> ClusterProfile:
+def _profile(config: PlanConfig, training: _Training) -> ClusterProfile:
     path = config.profile or (PROFILE if config.machines is None else None)
     largest = max(_sizes(config.scale)) if config.scale is not None else 0
     if path is None:
@@ -168,11 +168,44 @@ def _profile(config: PlanConfig) -> ClusterProfile:
         )
     else:
         profile = read_noun(path, ClusterProfile)
-    for record in config.learn:
-        profile = fit_profile(profile, read_noun(record, TrainRecord))
-    if config.learn and path is not None:
-        write_noun(profile, path)
+    if config.learn:
+        profile = _learned(config, training, profile)
+        if path is not None:
+            write_noun(profile, path)
     return _only(profile, [name for name in config.devices.split(",") if name]) if config.devices else profile
+
+
+def _learned(config: PlanConfig, training: _Training, profile: ClusterProfile) -> ClusterProfile:
+    """Return the profile as past runs of the task correct it, and print how much that helps.
+
+    Raises:
+        InvalidInput: nothing can be learned from any of them.
+    """
+    console = open_console(to_stderr=True)
+    runs, reasons = [], []
+    for file in _records(config.learn):
+        run = PastRun(training.graph, read_noun(file, TrainRecord), config.optimizer)
+        is_other = run.record.task != training.graph.name
+        reason = f"it is a run of {run.record.task}" if is_other else why_unfit(profile, run)
+        if reason:
+            reasons.append(f"{file}: {reason}")
+        else:
+            runs.append(run)
+    for reason in reasons:
+        console.print(f"nothing was learned from {reason}")
+    if not runs:
+        raise InvalidInput(f"there is no complete run of {training.graph.name} on devices of the profile to learn from")
+    calibration = calibrate(profile, runs)
+    console.print(calibration.summary)
+    return calibration.profile
+
+
+def _records(paths: Sequence[Path]) -> list[Path]:
+    """Return the records at `paths`: files, or all below folders."""
+    files = []
+    for path in paths:
+        files += sorted(path.rglob("record.json")) if path.is_dir() else [path]
+    return files
 
 
 def _only(profile: ClusterProfile, nodes: Sequence[str]) -> ClusterProfile:

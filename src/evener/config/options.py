@@ -334,7 +334,10 @@ class PlanConfig(Part, frozen=True, kw_only=True):
     optimizer: Annotated[str, Meta(description="sgd, momentum or adam.")] = "momentum"
     precision: Annotated[Precision, Meta(description="fp32, bf16, fp16 or fp64.")] = "fp32"
     strategy: Annotated[tuple[Strategy, ...], Meta(description="Consider only this strategy; may be repeated.")] = ()
-    learn: Annotated[tuple[Path, ...], Meta(description="record.json of a past run to correct the profile by.")] = ()
+    learn: Annotated[
+        tuple[Path, ...],
+        Meta(description="record.json of a run of this task, or a folder of runs, to correct the profile by."),
+    ] = ()
     scale: Annotated[
         str | None,
         Meta(description="Curves over numbers of devices, such as 1..1024, by adding copies of the last machine."),
