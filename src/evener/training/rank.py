@@ -80,6 +80,8 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
         stay(env, training)
         return
     why = why_fixed(training, config)
+    if training.plan.strategy in WHOLE_MODEL or env.control is None or why:
+        context = training.context  # the model that was copied is freed
     if env.control is not None and not why:
         training = with_copies(training, config)
     if training.group.is_leader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from evener.comm.group import Group
@@ -28,7 +29,7 @@ class Training:
     """All that one rank's loop works with.
 
     Attributes:
-        context: of this rank, among those that take part.
+        context: of this rank, among those that take part; its model is empty if this rank has a part of it.
         plan: with the decisions made while building the model.
         sampler: the samples of this rank's replica, by step.
         division: of samples among replicas; None if shares are fixed by where the data is.
@@ -78,6 +79,8 @@ def make_training(context: RankContext, plan: Plan, config: RunConfig, *, is_pre
     is_balanced = follows_speeds(config, plan)
     workers = division_workers(plan, is_balanced)
     division = None if config.stationary else Division(workers)
+    if plan.strategy not in WHOLE_MODEL:
+        context = replace(context, model=nn.Module())  # so that the whole model may be freed, of which this has a part
     training = Training(
         context=context,
         plan=plan,
