@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from results import Results, open_results, parser_of
-from torch import Tensor, nn
+from torch import Tensor
 from turns import seconds_of
 
 from evener.benchmark.dry_run import LiveBytes
@@ -161,7 +161,7 @@ def step_seconds(context: RankContext, config: RunConfig, steps: int, workers: S
     plan = plan_cell(context, config, workers)
     among = context.of_plan(plan)
     times, entries, held = [0.0], list[Any](), 0.0
-    others = storages() - storages_of(context.model)
+    others = live_tensors()  # they stay alive, so that no other tensor is in their place
     if among is not None:
         if context.group.size == 1:
             plan = rehearse_alone(context, plan)
@@ -171,7 +171,7 @@ def step_seconds(context: RankContext, config: RunConfig, steps: int, workers: S
         training.model.train()
         times += [seconds_of(partial(loop.one_step, step, loader)) for step in range(1, WARM_UP + steps + 1)]
         gc.collect()
-        held = float(sum(storage.nbytes for storage in storages() - others))
+        held = bytes_besides(others, [*training.model.parameters(), *training.model.buffers()])
         with LiveBytes() as live:
             loop.one_step(WARM_UP + steps + 1, loader)
         held += live.peak
@@ -189,27 +189,18 @@ def step_seconds(context: RankContext, config: RunConfig, steps: int, workers: S
     return *parts, said.step_seconds, 0.0, computed, measured, held
 
 
-class Storage(NamedTuple):
-    """Memory of tensors."""
-
-    place: int
-    nbytes: int
-
-
-def storages() -> set[Storage]:
-    """All of this process that Python can reach."""
-    return {one for thing in gc.get_objects() if isinstance(thing, Tensor) for one in [storage_of(thing)]}
+def live_tensors() -> list[Tensor]:
+    """All tensors that Python can reach; those of the device `meta` have no memory."""
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+    return [tensor for tensor in tensors if tensor.device.type != "meta"]
 
 
-def storages_of(model: nn.Module) -> set[Storage]:
-    """Those of parameters and buffers."""
-    return {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
-
-
-def storage_of(tensor: Tensor) -> Storage:
-    """The memory of a tensor."""
-    storage = tensor.untyped_storage()
-    return Storage(storage._cdata, storage.nbytes())
+def bytes_besides(others: Sequence[Tensor], trained: Sequence[Tensor]) -> float:
+    """Bytes of all tensors but `others`; those that are trained count."""
+    own = {tensor.untyped_storage()._cdata for tensor in trained}
+    known = {tensor.untyped_storage()._cdata for tensor in others} - own
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in live_tensors()}
+    return float(sum(nbytes for place, nbytes in storages.items() if place not in known))
 
 
 def cells_of(nodes: str, networks: Sequence[str], ways: Sequence[str], steps: int) -> list[Cell]:

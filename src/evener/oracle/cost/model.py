@@ -143,14 +143,17 @@ class CostModel:
         return self.layers.weight_bytes * (2 + OPTIMIZERS[self.job.optimizer])
 
     def sample_bytes(self, kept_bytes: Numbers, share: Numbers) -> Numbers:
-        """Return the bytes of one sample on every rank: tensors kept for backward, plus the largest layer's tensors.
+        """Return the bytes of one sample on every rank, at the layer where they are most.
+
+        That layer's input and output pass, or their gradients, while what it and the layers before it have kept for
+        backward is there.
 
         Args:
             kept: bytes kept of every layer, [ranks, layers].
             share: fraction of each layer's values, [ranks, layers].
         """
         passing = (self.layers.input_bytes + self.layers.output_bytes) * share
-        nbytes: Numbers = kept_bytes.sum(axis=1) + 2 * passing.max(axis=1)
+        nbytes: Numbers = (kept_bytes.cumsum(axis=1) + passing).max(axis=1)
         return nbytes
 
     def max_samples(self, index: int, state_bytes: float, sample_bytes: float) -> int | None:
