@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from evener.frontends.yolo.data_place import described_here, place_of
+from evener.frontends.yolo.data_place import described_here, place_of, sent_images
 from evener.records.errors import InvalidInput
 from support.refusals import refused
 
@@ -48,3 +48,66 @@ def test_data_are_sent_as_a_name_in_a_folder(tmp_path: Path, monkeypatch: pytest
     assert place_of("data.yaml") == ("data.yaml", tmp_path)
     assert place_of("coco8.yaml") == ("coco8.yaml", None)  # Ultralytics knows it
     assert place_of("") == ("", None)
+
+
+DESCRIPTION = "train: images/train\nval: images/val\nnames: {0: cat}\n"
+
+
+def cats(folder: Path, text: str = DESCRIPTION, name: str = "data.yaml") -> Path:
+    """A description, and folders for its images."""
+    for part in ("train", "val"):
+        (folder / "images" / part).mkdir(parents=True)
+    (folder / name).write_text(text)
+    return folder / name
+
+
+@pytest.mark.parametrize("said", ["", "path: HERE\n", "path: HERE/images/..\n", "path: .\n", "path: gone\n"])
+def test_data_that_were_sent_are_never_looked_for_elsewhere(said: str, tmp_path: Path) -> None:
+    """Though this machine has the folder that the description names, with other images perhaps."""
+    own = cats(tmp_path / "own", said.replace("HERE", str(tmp_path / "own")) + DESCRIPTION)
+    sent = cats(tmp_path / "sent", own.read_text())
+    images = sent_images(str(own))
+    found = yaml.safe_load(described_here(sent.parent, "data.yaml", tmp_path / "scratch", images).read_text())
+    assert Path(found["path"]).resolve() == tmp_path / "sent"
+    assert found["train"] == "images/train"
+
+
+def test_images_below_the_description_are_found_there(tmp_path: Path) -> None:
+    below = "train: train\nval: val\nnames: {0: cat}\n"
+    own = cats(tmp_path / "own", f"path: {tmp_path / 'own' / 'images'}\n{below}")
+    sent = cats(tmp_path / "sent", own.read_text())
+    found = yaml.safe_load(described_here(sent.parent, "data.yaml", tmp_path / "s", sent_images(str(own))).read_text())
+    assert Path(found["path"]).resolve() == tmp_path / "sent" / "images"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "path: ELSEWHERE\n" + DESCRIPTION,
+        "path: ../elsewhere\n" + DESCRIPTION,
+        "train: ELSEWHERE\nval: images/val\nnames: {0: cat}\n",
+        "train: [images/train, ELSEWHERE]\nval: images/val\nnames: {0: cat}\n",
+        "train: list.txt\nval: images/val\nnames: {0: cat}\n",
+    ],
+)
+def test_data_that_would_not_be_sent_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    own = cats(tmp_path / "own", text.replace("ELSEWHERE", str(tmp_path / "elsewhere")))
+    (own.parent / "list.txt").write_text(f"{tmp_path}/elsewhere/1.jpg\n")
+    with refused(InvalidInput):
+        sent_images(str(own))
+
+
+def test_description_in_a_folder_is_sent_as_one(tmp_path: Path) -> None:
+    folder = cats(tmp_path / "own", f"path: {tmp_path / 'own'}\n{DESCRIPTION}").parent
+    (folder / "other.yaml").write_text("[")
+    assert place_of(str(folder)) == ("data.yaml", folder)
+    assert sent_images(str(folder)) == "."
+    cats(tmp_path / "two", name="a.yaml")
+    (tmp_path / "two" / "b.yaml").write_text(DESCRIPTION)
+    assert place_of(str(tmp_path / "two")) == (".", tmp_path / "two")
+
+
+def test_missing_description_names_the_option_that_sends_it(tmp_path: Path) -> None:
+    with refused(InvalidInput):
+        described_here(tmp_path, "data.yaml", tmp_path / "s")

@@ -27,7 +27,7 @@ from ultralytics.models.yolo.pose.train import PoseTrainer
 from ultralytics.models.yolo.segment.train import SegmentationTrainer
 
 from evener.data.loader import Collate
-from evener.frontends.yolo.data_place import described_here
+from evener.frontends.yolo.data_place import SENT_IMAGES, described_here
 from evener.frontends.yolo.rank import alone
 from evener.frontends.yolo.settings import in_a_sentence, quiet_ultralytics
 from evener.frontends.yolo.sharded_loader import draw_from_all, keep_images, spare_bytes
@@ -298,7 +298,7 @@ def _set_up(
     """The trainer of a task with model, data and optimiser. Raises InvalidInput."""
     base, threads = _TRAINERS[settings["task"]], torch.get_num_threads()
     overrides = {
-        **settings,
+        **{name: value for name, value in settings.items() if name != SENT_IMAGES},
         "save_dir": str(folder),
         "device": "cpu",
         "amp": False,
@@ -307,7 +307,7 @@ def _set_up(
     }
     overrides |= {"nbs": settings["batch"], "model": settings.get("model", architecture.get("yaml_file", "model.yaml"))}
     if data_dir is not None:
-        overrides["data"] = str(described_here(data_dir, settings["data"], folder))
+        overrides["data"] = str(described_here(data_dir, settings["data"], folder, settings.get(SENT_IMAGES)))
     with alone(), quiet_ultralytics(), in_a_sentence():
         trainer = type(f"Local{base.__name__}", (base,), {"run_callbacks": keep_silent})(overrides=overrides)
         trainer.model = trainer.get_model(cfg=architecture, weights=weights, verbose=False)

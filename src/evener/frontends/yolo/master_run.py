@@ -33,7 +33,7 @@ from evener.commands.engines import torch_backend
 from evener.commands.train_as_ranks import submit_ranks
 from evener.commands.train_by_agreement import submit_agreement
 from evener.config.run_config import RunConfig
-from evener.frontends.yolo.data_place import described_here, place_of
+from evener.frontends.yolo.data_place import SENT_IMAGES, described_here, place_of, sent_images
 from evener.frontends.yolo.first_weights import write_first_weights
 from evener.frontends.yolo.local_training import LocalTraining, keep_silent
 from evener.frontends.yolo.overrides import yolo_config
@@ -117,7 +117,8 @@ def train_on_nodes(config: RunConfig, training: YoloTraining, *, to_stderr: bool
     metrics = METRICS[training.model.task]()
     try:
         with program_of(training, code) as program:
-            sent = config_of_ranks(config, training, {"python": minor_version()} if code else {})
+            facts = {"python": minor_version()} if code else {}
+            sent = config_of_ranks(config, training, facts, sends_data=config.ship_data)
             record = submit_ranks(sent, to_stderr=to_stderr, program=program)
     finally:
         if (training.folder / WEIGHTS).exists():  # also after a run that was stopped
@@ -173,12 +174,19 @@ def _description_of(model: Any) -> str:
     return Path(model.cfg or model.model.yaml["yaml_file"]).name
 
 
-def config_of_ranks(config: RunConfig, training: YoloTraining, facts: dict[str, str]) -> RunConfig:
-    """Return the config for the nodes: the file that they run, the overrides, `facts`, and the folder of the data."""
+def config_of_ranks(config: RunConfig, training: YoloTraining, facts: dict[str, str], *, sends_data: bool) -> RunConfig:
+    """Return the config for the nodes: the file that they run, the overrides, `facts`, and the folder of the data.
+
+    Raises:
+        InvalidInput: the data are to be sent, and are not all in the folder of their description.
+    """
     sent = {name: str(value) for name, value in training.settings.items() if is_text(value)}
     sent |= dict(word.split("=", 1) for word in yolo_config(config).overrides if "=" in word)
     sent = {name: value for name, value in sent.items() if name not in _CHOSEN_HERE} | {"name": training.folder.name}
-    sent["data"], place = place_of(str(training.settings["data"]))
+    data = str(training.settings["data"])
+    sent["data"], place = place_of(data)
+    if sends_data:
+        sent[SENT_IMAGES] = sent_images(data)
     if not begins_with_weights(training):
         sent["model"] = _description_of(training.model)
     return replace(
@@ -242,7 +250,9 @@ def train_by_agreement(
     Returns:
         The record, and the trainer of Ultralytics that has validated the result.
     """
-    config, local = _prepared(config, completed(training))
+    training = completed(training)
+    images = sent_images(str(training.settings["data"])) if config.ship_data else None
+    config, local = _prepared(config, training, {} if images is None else {SENT_IMAGES: images})
     record = submit_agreement(config, torch_backend(local.task, config), local.task, to_stderr=to_stderr)
     with alone():
         finish(local, record)
@@ -250,9 +260,10 @@ def train_by_agreement(
     return record, local.trainer
 
 
-def _prepared(config: RunConfig, request: YoloTraining) -> tuple[RunConfig, LocalTraining]:
-    """The run of the task that nodes are sent, and that task with its first weights."""
+def _prepared(config: RunConfig, request: YoloTraining, facts: dict[str, str]) -> tuple[RunConfig, LocalTraining]:
+    """Return the run of the task that nodes are sent, with `facts` among its settings, and it with first weights."""
     common, data_dir = _common_settings(request.settings)
+    common |= facts
     architecture = deepcopy(request.model.model.yaml)
     weights = request.model.model if begins_with_weights(request) else None
     common |= {"task": request.model.task, "epochs": config.epochs or request.settings.get("epochs", 100)}

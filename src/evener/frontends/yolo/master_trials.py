@@ -57,7 +57,8 @@ def prepared_trials(
         trainer_here(first)
     code = packed_code(first)
     facts = {SEARCH_OPTION: "True", **({"python": minor_version()} if code else {})}
-    data = pack(config_of_ranks(common, first, facts), notify, is_task=False)[0].get("data")
+    packed = config_of_ranks(common, first, facts, sends_data=config.ship_data)
+    data = pack(packed, notify, is_task=False)[0].get("data")
     programs: dict[bool, Blob] = {}
     with ExitStack() as stack:
 
@@ -68,7 +69,7 @@ def prepared_trials(
                 if has_weights not in programs:
                     programs[has_weights] = stack.enter_context(program_of(training, code))
             blobs = {"code": programs[has_weights], **({} if data is None else {"data": data})}
-            sent = config_of_ranks(run_config(trial.training), training, facts)
+            sent = config_of_ranks(run_config(trial.training), training, facts, sends_data=config.ship_data)
             return Submittable(
                 job_of(sent, {what: blob.digest for what, blob in blobs.items()}, brings_program=True),
                 list(blobs.values()),

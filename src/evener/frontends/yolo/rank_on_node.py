@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evener.config.run_config import RunConfig
-from evener.frontends.yolo.data_place import described_here
+from evener.frontends.yolo.data_place import SENT_IMAGES, described_here
 from evener.frontends.yolo.overrides import YoloConfig
 from evener.frontends.yolo.rank import alone, yolo_rank
 from evener.frontends.yolo.remote_checkpoints import RemoteCheckpoints
@@ -31,6 +31,7 @@ def rank_on_node(env: RankEnvironment, config: RunConfig) -> None:
     """One rank's whole way on a node of a master; the data are where they are on this machine."""
     assert config.output is not None
     settings = json.loads(config.option["overrides"])
+    images = settings.pop(SENT_IMAGES, None)
     first = Path(config.task).with_name(FIRST_WEIGHTS)
     if first.exists():
         with alone():
@@ -40,7 +41,7 @@ def rank_on_node(env: RankEnvironment, config: RunConfig) -> None:
     elif (description := Path(config.task).with_name(Path(settings["model"]).name)).exists():
         settings["model"] = str(description)
     if "data" in settings and config.data is not None:
-        settings["data"] = str(described_here(config.data, settings["data"], config.output))
+        settings["data"] = str(described_here(config.data, settings["data"], config.output, images))
     settings |= {"save_dir": str(config.output), "exist_ok": "True"}
     yolo = YoloConfig(
         overrides=("train", *(f"{key}={value}" for key, value in settings.items())),
