@@ -182,11 +182,15 @@ def command_line(config: TuneConfig, record: SearchRecord) -> str:
     for name, value in {**config.option, **record.trials[record.best].values}.items():
         arguments += ["--option", f"{name}={value}"]
     arguments += ["--epochs", str(record.epochs), "--seed", str(config.seed)]
-    for option in ("data", "batch_size"):
+    for option in ("data", "batch_size", "home", "master", "token_file"):
         if (value := getattr(config, option)) is not None:
             arguments += ["--" + option.replace("_", "-"), str(value)]
     if config.precision != "fp32":
         arguments += ["--precision", config.precision]
+    if config.is_on_master and not config.is_yolo:
+        arguments += ["--agreement", config.agreement or "sync"]
+    if config.ship_data:
+        arguments.append("--ship-data")
     return shlex.join(arguments)
 
 
