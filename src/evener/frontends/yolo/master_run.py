@@ -41,7 +41,7 @@ from evener.frontends.yolo.packed_training import is_text, packed_code
 from evener.frontends.yolo.rank import alone
 from evener.frontends.yolo.rank_on_node import FIRST_WEIGHTS, USER_CODE, minor_version
 from evener.frontends.yolo.results_io import read_metrics, restore_results
-from evener.frontends.yolo.settings import YoloTraining, in_a_sentence, read_training
+from evener.frontends.yolo.settings import YoloTraining, in_a_sentence, quiet_ultralytics, read_training
 from evener.ps.protocol.blob import Blob
 from evener.records.record import WEIGHTS, TrainRecord
 from evener.report.html import write_page
@@ -122,7 +122,7 @@ def train_on_nodes(config: RunConfig, training: YoloTraining, *, to_stderr: bool
             record = submit_ranks(sent, to_stderr=to_stderr, program=program)
     finally:
         if (training.folder / WEIGHTS).exists():  # also after a run that was stopped
-            with alone(), in_a_sentence():
+            with alone(), quiet_ultralytics(), in_a_sentence():
                 results = take_results(training, trainer, metrics)
     _write_page(training.folder, record)
     return MasterResults(record, results, metrics)
