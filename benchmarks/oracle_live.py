@@ -215,21 +215,22 @@ def with_formulas(cells: Sequence[Cell], folder: Path) -> list[Cell]:
     typed = [sys.executable, "-m", "evener", "benchmark", "--local-nodes", cells[0].nodes, "--output", str(file)]
     subprocess.run(typed, check=True, capture_output=True)
     profile = read_noun(file, ClusterProfile)
-    estimates = [from_profile(cell, profile) for cell in cells]
-    pairs = zip(cells, estimates, strict=True)
-    return [replace(cell, formulas=one.step_seconds, fitted=float(one.peak_bytes)) for cell, one in pairs]
+    pairs = [(cell, from_profile(cell, profile)) for cell in cells]
+    return [
+        cell if one is None else replace(cell, formulas=one.step_seconds, fitted=float(one.peak_bytes))
+        for cell, one in pairs
+    ]
 
 
-def from_profile(cell: Cell, profile: ClusterProfile) -> CostEstimate:
-    """Predict a step of the cell on all devices of the profile."""
+def from_profile(cell: Cell, profile: ClusterProfile) -> CostEstimate | None:
+    """Predict a step of the cell on all devices of the profile; None for a mesh that the oracle does not try."""
     task = load_task(str(TASK), None, {"network": cell.network})
     inputs, _ = task.train_data()[0]
     graph = trace_model_graph(task.model(), inputs.unsqueeze(0), task.name)
     job = TrainingJob(graph=graph, batch_size=task.batch_size)
     strategy: Any = cell.strategy if len(profile.devices) > 1 else "serial"
-    estimates, why = estimates_on(CostModel(job, profile), strategy, range(len(profile.devices)))
-    assert estimates, why
-    return min(estimates, key=lambda estimate: estimate.step_seconds)
+    estimates, _ = estimates_on(CostModel(job, profile), strategy, range(len(profile.devices)))
+    return min(estimates, key=lambda estimate: estimate.step_seconds, default=None)
 
 
 def split(cells: Sequence[Cell]) -> tuple[list[Cell], list[tuple[Cell, Cell]]]:
@@ -274,8 +275,8 @@ def report_errors(results: Results, every: Sequence[Cell]) -> None:
             error=fmean(map(abs, own)),
             bias=fmean(own),
         )
-    if all(cell.formulas for cell in cells):
-        report_formulas(results, cells)
+    if priced := [cell for cell in cells if cell.formulas]:
+        report_formulas(results, priced)
     worst = sorted(cells, key=lambda cell: -abs(cell.error))[:5]
     named = (f"{cell.network} on {cell.nodes}, {cell.strategy} {cell.error:+.0%}" for cell in worst)
     results.say("worst: " + "; ".join(named))
