@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from evener.oracle.advice import advice, plan_of
 from evener.oracle.cost.mesh import price_mesh
 from evener.oracle.search import ON_REQUEST_STRATEGIES, meshes, search
+from evener.oracle.uncertainty import Uncertainty
 from evener.records.errors import DoesNotFit
 from evener.records.plan import Plan
 from evener.records.schema import read_noun, write_noun
@@ -151,6 +152,23 @@ def test_stages_of_a_planned_pipeline_name_their_first_layers() -> None:
     plan = plan_of(ranking, ranking.ranked[0] if ranking.ranked[0].stages else ranking.ranked[1])
     assert plan.assignments[0].first_layer == "conv0"
     assert plan.assignments[1].first_layer in ranking.model.job.graph.by_name
+
+
+def test_strategies_that_cannot_be_told_apart_are_named() -> None:
+    ranking = search(model([1, 1], graph=convolutions(depth=6, width=32), alpha=1e-6, beta=1e-10))
+    others = [one for one in ranking.ranked if one.strategy not in (*ON_REQUEST_STRATEGIES, "data", "serial")]
+    assert ranking.best.strategy == "data"
+    assert ranking.alike(1.0) == []
+    assert ranking.alike(1e9) == others
+    factor = 1.0001 * others[1].step_seconds / ranking.best.step_seconds
+    assert ranking.alike(factor) == others[:2]
+    caption = str(ranking_table(ranking, Uncertainty(spread=0.5, alike=factor - 1)).caption)
+    assert f"As fast as data, as far as can be told: {others[0].strategy}, {others[1].strategy}." in caption
+    assert "between 1/1.50 and 1.50 times" in caption
+    assert "not known" in str(ranking_table(ranking).caption)
+    prediction = plan_of(ranking, spread=0.5).prediction
+    assert prediction is not None
+    assert prediction.interval == pytest.approx((prediction.step_seconds / 1.5, prediction.step_seconds * 1.5))
 
 
 def test_table_names_unused_devices_once_per_reason() -> None:

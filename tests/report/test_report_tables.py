@@ -127,6 +127,15 @@ def test_plan_shows_shares_reasons_and_rejected_alternatives() -> None:
     assert plain(table.caption) == ("Predicted: 69.3 ms a step, 1.34 times as fast as the best device alone (93.0 ms)")
 
 
+def test_caption_of_a_plan_says_within_which_seconds_four_of_five_steps_are() -> None:
+    plan = fake_plan()
+    assert plan.prediction is not None
+    sure = msgspec.structs.replace(plan.prediction, step_seconds=0.06, spread=0.2)
+    assert sure.interval == pytest.approx((0.05, 0.072))
+    caption = plain(plan_table(msgspec.structs.replace(plan, prediction=sure)).caption)
+    assert caption.startswith("Predicted: 60.0 ms a step (four times of five 50.0 ms to 72.0 ms), ")
+
+
 def test_plan_without_a_prediction_has_no_caption() -> None:
     assignment = Assignment(rank=0, node="ada", device="cpu", samples=4)
     table = plan_table(Plan(strategy="serial", batch_size=16, accumulate=4, assignments=(assignment,)))

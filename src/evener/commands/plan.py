@@ -24,6 +24,7 @@ from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.oracle.expenses import Expenses, compare_expenses, rates_of
 from evener.oracle.hypothetical_cluster import MAX_DEVICES, NETWORKS, NODES, NodeKind, hypothetical_profile
 from evener.oracle.search import ALL_STRATEGIES, Ranking, search
+from evener.oracle.uncertainty import FORMULAS
 from evener.oracle.zoo.networks import ZOO, default_options, draw
 from evener.records.errors import DoesNotFit, InvalidInput, InvalidValue, MissingFile, nearest, require
 from evener.records.graph import ModelGraph
@@ -81,8 +82,9 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
             console.print(f"wrote {config.save}")
         return
     ranking = search(CostModel(job, profile), strategies)
-    chosen = plan_of(ranking)
-    console.print(ranking_table(ranking))
+    uncertainty = FORMULAS if config.machines is None else None
+    chosen = plan_of(ranking, spread=uncertainty.spread if uncertainty else 0.0)
+    console.print(ranking_table(ranking, uncertainty))
     console.print(parts_table(chosen))
     changes = break_evens(ranking.model, strategies) if config.why else ()
     if config.why:

@@ -30,8 +30,14 @@ def advice(ranking: Ranking) -> str:
     return " ".join(sentences)
 
 
-def plan_of(ranking: Ranking, estimate: CostEstimate | None = None) -> Plan:
-    """Return the plan of `estimate`, by default the best one, together with the rejected alternatives."""
+def plan_of(ranking: Ranking, estimate: CostEstimate | None = None, *, spread: float = 0.0) -> Plan:
+    """Return the plan of `estimate`, by default the best one, together with the rejected alternatives.
+
+    Args:
+        ranking: estimates.
+        estimate: one of them.
+        spread: see `Prediction`.
+    """
     estimate, model = estimate or ranking.best, ranking.model
     fastest = min(model.workers[device].unit_seconds for device in estimate.devices)
     names = [layer.name for layer in model.job.graph.layers]
@@ -59,7 +65,7 @@ def plan_of(ranking: Ranking, estimate: CostEstimate | None = None) -> Plan:
         batch_size=model.job.batch_size,
         accumulate=estimate.accumulate,
         assignments=assignments,
-        prediction=_prediction(ranking, estimate),
+        prediction=_prediction(ranking, estimate, spread),
         rejected=(*_slower(ranking, estimate), *ranking.rejected),
         local_steps=estimate.local_steps,
         members=estimate.members,
@@ -68,7 +74,7 @@ def plan_of(ranking: Ranking, estimate: CostEstimate | None = None) -> Plan:
     )
 
 
-def _prediction(ranking: Ranking, estimate: CostEstimate) -> Prediction:
+def _prediction(ranking: Ranking, estimate: CostEstimate, spread: float) -> Prediction:
     return Prediction(
         step_seconds=estimate.step_seconds,
         compute_seconds=estimate.compute_seconds,
@@ -77,6 +83,7 @@ def _prediction(ranking: Ranking, estimate: CostEstimate) -> Prediction:
         alone_seconds=ranking.alone.step_seconds if ranking.alone else None,
         waiting_seconds=estimate.waiting_seconds,
         bottleneck=estimate.bottleneck,
+        spread=spread,
     )
 
 

@@ -63,6 +63,15 @@ class Ranking:
         """Return how many times as fast as the best single device the estimate is; None where the job fits none."""
         return self.alone.step_seconds / estimate.step_seconds if self.alone else None
 
+    def alike(self, factor: float) -> list[CostEstimate]:
+        """Return the other exact strategies on several devices whose steps take at most `factor` times as long."""
+        return [
+            one
+            for one in self.ranked
+            if one is not self.best and len(one.devices) > 1 and one.strategy not in ON_REQUEST_STRATEGIES
+            if one.step_seconds <= factor * self.best.step_seconds
+        ]
+
 
 def search(model: CostModel, strategies: Collection[Strategy] = ALL_STRATEGIES) -> Ranking:
     """Return the best estimate of each of `strategies`, ranked.

@@ -13,6 +13,7 @@ from evener.oracle.break_even import BreakEven
 from evener.oracle.cost.model import CostEstimate
 from evener.oracle.expenses import Expenses
 from evener.oracle.search import Ranking
+from evener.oracle.uncertainty import Uncertainty
 from evener.records.graph import ModelGraph
 from evener.records.plan import Plan
 from evener.records.profile import BatchTiming, ClusterProfile, DeviceProfile, TaskTiming, Throughput
@@ -141,8 +142,15 @@ def _timing_row(device: DeviceProfile, timing: TaskTiming, sizes: list[int]) -> 
     return (*head, *each, human_seconds(timing.update_seconds), largest)
 
 
-def ranking_table(ranking: Ranking) -> Table:
-    """Return a table of each strategy's best plan, fastest first; the caption says what cannot run, and why."""
+def ranking_table(ranking: Ranking, uncertainty: Uncertainty | None = None) -> Table:
+    """Return a table of each strategy's best plan, fastest first.
+
+    The caption says how sure the predictions are, and what cannot run, and why.
+
+    Args:
+        ranking: plans.
+        uncertainty: of the predictions; None where it is not known.
+    """
     rows: list[Row] = [_estimate_row(ranking, estimate) for estimate in ranking.ranked]
     names: dict[str, list[str]] = {}
     for one in ranking.rejected:
@@ -157,8 +165,21 @@ def ranking_table(ranking: Ranking) -> Table:
             ">memory", "limited by",
         ),
         rows,
-        caption="\n".join([caption, *rejected]),
+        caption="\n".join([caption, *_how_sure(ranking, uncertainty), *rejected]),
     )  # fmt: skip
+
+
+def _how_sure(ranking: Ranking, uncertainty: Uncertainty | None) -> list[str]:
+    """Return sentences about the uncertainty of a ranking."""
+    if uncertainty is None:
+        return ["How far these predictions may be off is not known: nothing was measured on these machines."]
+    spread, alike = uncertainty
+    sentences = [
+        f"Four steps of five take between 1/{1 + spread:.2f} and {1 + spread:.2f} times the predicted seconds."
+    ]
+    if names := [one.strategy for one in ranking.alike(1 + alike)]:
+        sentences.append(f"As fast as {ranking.best.strategy}, as far as can be told: {', '.join(names)}.")
+    return sentences
 
 
 def _estimate_row(ranking: Ranking, estimate: CostEstimate) -> Row:
