@@ -128,6 +128,17 @@ def epochs_of(folder: Path) -> list[int]:
     return [int(line.split(",")[0]) for line in (folder / "results.csv").read_text().splitlines()[1:]]
 
 
+@pytest.mark.parametrize("words", [(), ("--agreement", "average")], ids=["ranks", "average"])
+def test_training_that_reaches_no_master_leaves_no_folder(words: tuple[str, ...], ps: Cluster) -> None:
+    data = draw_detection(ps.folder / "data", count=4)
+    token = (ps.home / "tokens" / "submitter").read_text().strip()
+    typed = ("train", "yolov8n.yaml", "--data", str(data), "--option", f"project={ps.folder}", "--option", "name=none")
+    ran = ps.evener(*typed, *words, "--option", "imgsz=64", "--master", "127.0.0.1:1", "--token", token)
+    assert ran.returncode != 0
+    assert "Traceback" not in ran.stderr
+    assert not (ps.folder / "none").exists()
+
+
 def test_node_with_different_images_does_not_take_part(ps: Cluster) -> None:
     join(ps, "one", "two")
     data = draw_detection(ps.folder / "data", count=IMAGES)

@@ -111,12 +111,12 @@ def train_on_nodes(config: RunConfig, training: YoloTraining, *, to_stderr: bool
     """
     training = completed(training)
     code = packed_code(training)
-    with alone(), in_a_sentence():
-        trainer = trainer_here(training)
     results: dict[str, Any] = {}
     metrics = METRICS[training.model.task]()
     try:
-        with program_of(training, code) as program:
+        with _without_empty_folder(training.folder), program_of(training, code) as program:
+            with alone(), in_a_sentence():
+                trainer = trainer_here(training)
             facts = {"python": minor_version()} if code else {}
             sent = config_of_ranks(config, training, facts, sends_data=config.ship_data)
             record = submit_ranks(sent, to_stderr=to_stderr, program=program)
@@ -147,6 +147,17 @@ def _shown(as_json: bool, licence: str) -> Iterator[None]:
     open_console(as_json).print(licence)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         yield
+
+
+@contextlib.contextmanager
+def _without_empty_folder(folder: Path) -> Iterator[None]:
+    """Remove the folder of a training that fails inside before it has left more than its settings there."""
+    try:
+        yield
+    except BaseException:
+        if all(file.name == "args.yaml" for file in folder.rglob("*") if file.is_file()):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _write_page(folder: Path, record: TrainRecord) -> None:
@@ -252,8 +263,9 @@ def train_by_agreement(
     """
     training = completed(training)
     images = sent_images(str(training.settings["data"])) if config.ship_data else None
-    config, local = _prepared(config, training, {} if images is None else {SENT_IMAGES: images})
-    record = submit_agreement(config, torch_backend(local.task, config), local.task, to_stderr=to_stderr)
+    with _without_empty_folder(training.folder):
+        config, local = _prepared(config, training, {} if images is None else {SENT_IMAGES: images})
+        record = submit_agreement(config, torch_backend(local.task, config), local.task, to_stderr=to_stderr)
     with alone():
         finish(local, record)
     _write_page(training.folder, record)
