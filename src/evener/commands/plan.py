@@ -21,8 +21,8 @@ from evener.oracle.break_even import break_evens
 from evener.oracle.calibration import PastRun, calibrate, why_unfit
 from evener.oracle.catalogue import CARDS, Card
 from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.oracle.expenses import Expenses, compare_expenses, rates_of
 from evener.oracle.hypothetical_cluster import MAX_DEVICES, NETWORKS, NODES, NodeKind, hypothetical_profile
+from evener.oracle.money_and_energy import Expenses, compare_expenses, rates_of
 from evener.oracle.search import ALL_STRATEGIES, Ranking, search
 from evener.oracle.uncertainty import FORMULAS
 from evener.oracle.zoo.networks import ZOO, default_options, draw

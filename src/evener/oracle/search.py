@@ -23,7 +23,7 @@ from evener.oracle.cost.mesh import price_averaging, price_mesh, price_server
 from evener.oracle.cost.model import CostEstimate, CostModel
 from evener.oracle.cost.pipeline import STAGE_BOTTLENECKS, PipelineReplica, make_pipeline, price_pipeline
 from evener.oracle.cost.replica import ReplicaCost
-from evener.oracle.cost.step_parts import StepParts
+from evener.oracle.cost.step_breakdown import StepBreakdown
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.rules import DivisionName, division_of
 from evener.records.errors import DoesNotFit
@@ -299,7 +299,7 @@ def price_stage_teams(
     stretch, busy, sending = model.stretch(devices), max(line.timeline.busy), 2 * sum(line.transfer)
     span = slice(line.starts[longest], [*line.starts, len(model.layers)][longest + 1])
     thin, copies = (micro_batches * seconds * stretch for seconds in ordered[longest].overhead(micro, span))
-    parts = StepParts(
+    parts = StepBreakdown(
         computing=(busy - exchanging) * stretch - thin - copies,
         thin_layers=thin,
         copies=copies,

@@ -11,7 +11,7 @@ from evener.oracle.advice import Curve
 from evener.oracle.agreement_costs import LOCAL_STEPS, MIN_COMPUTING, AgreementComparison, AgreementCost
 from evener.oracle.break_even import BreakEven
 from evener.oracle.cost.model import CostEstimate
-from evener.oracle.expenses import Expenses
+from evener.oracle.money_and_energy import Expenses
 from evener.oracle.search import Ranking
 from evener.oracle.uncertainty import Uncertainty
 from evener.records.graph import ModelGraph

@@ -26,7 +26,7 @@ from evener.oracle.apportion import NodeCost, apportion, fewest_micro_batches
 from evener.oracle.cost.model import CostEstimate, CostModel, ranks_of
 from evener.oracle.cost.partition import Mode
 from evener.oracle.cost.replica import ReplicaCost, exchange_gradients, make_replicas
-from evener.oracle.cost.step_parts import StepParts
+from evener.oracle.cost.step_breakdown import StepBreakdown
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
 from evener.records.plan import Strategy
@@ -90,7 +90,7 @@ def _price(
     statistics_bytes = (len(devices) - 1) * model.statistics_bytes * (statistics > 0)
     sent = accumulate * (max(replica.sent_bytes(n) for replica, n in busy) + statistics_bytes) + gradients.sent_bytes
     thin, copies = (accumulate * seconds * stretch for seconds in longest.overhead(n))
-    parts = StepParts(
+    parts = StepBreakdown(
         computing=computing - thin - copies - update * stretch,
         thin_layers=thin,
         copies=copies + gradients.packing,
@@ -151,7 +151,7 @@ def price_averaging(model: CostModel, devices: Sequence[int], local_steps: int) 
     accumulate, sizes, computing = _computing(model, devices)
     channel = model.topology.ring(devices)
     exchanging = all_reduce_seconds(nbytes, size, channel.alpha, channel.beta) / local_steps
-    parts = StepParts(computing=computing, parameters=exchanging)
+    parts = StepBreakdown(computing=computing, parameters=exchanging)
     return CostEstimate(
         strategy="averaging",
         accumulate=accumulate,
@@ -181,7 +181,7 @@ def price_server(model: CostModel, devices: Sequence[int], hub: int, *, asynchro
         exchanging = 2 * channel.seconds(nbytes) / size
         computing = max(0.0, size / sum(1 / (seconds + exchanging) for seconds in alone) - exchanging)
         waiting = max(0.0, nbytes * channel.beta - computing - exchanging)
-    parts = StepParts(computing=computing, parameters=exchanging, server_link=waiting)
+    parts = StepBreakdown(computing=computing, parameters=exchanging, server_link=waiting)
     return CostEstimate(
         strategy="asynchronous server" if asynchronous else "server",
         accumulate=accumulate,

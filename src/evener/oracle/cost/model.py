@@ -15,7 +15,7 @@ from evener.oracle.apportion import NodeCost
 from evener.oracle.cost.layers import Layers, Numbers, columns
 from evener.oracle.cost.partition import DividedLayers, ModelSplit
 from evener.oracle.cost.roofline import DeviceSpeed, LayerSeconds, device_of, layer_seconds
-from evener.oracle.cost.step_parts import StepParts
+from evener.oracle.cost.step_breakdown import StepBreakdown
 from evener.oracle.cost.topology import Topology
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.rules import DivisionName
@@ -262,7 +262,7 @@ class CostEstimate:
     stages: tuple[int, ...] = ()
     members: int = 1
     schedule: ScheduleName | Literal[""] = ""
-    parts: StepParts
+    parts: StepBreakdown
     sent_bytes: int = 0
     memory_bytes: tuple[int, ...] = field(default=(), repr=False)
     bottleneck: str = ""

@@ -17,7 +17,7 @@ from evener.oracle.apportion import NodeCost, apportion
 from evener.oracle.cost.layers import Numbers
 from evener.oracle.cost.model import CostEstimate, CostModel, ranks_of
 from evener.oracle.cost.replica import ReplicaCost
-from evener.oracle.cost.step_parts import StepParts
+from evener.oracle.cost.step_breakdown import StepBreakdown
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
 from evener.oracle.schedule import (
@@ -236,7 +236,7 @@ def price_pipeline(model: CostModel, rows: Sequence[Sequence[int]], micro_batche
     update = max(model.update_seconds(*pair) for pair in zip(ranks["devices"], parameters, strict=True))
     stretch, busiest, sending = model.stretch(ranks["devices"]), max(slowest.timeline.busy), 2 * sum(slowest.transfer)
     gradients, gradient_bytes = _gradient_exchange(model, rows, slowest)
-    parts = StepParts(
+    parts = StepBreakdown(
         computing=busiest * stretch,
         update=update * stretch,
         stages=sending,

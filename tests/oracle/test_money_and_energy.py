@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evener.oracle.expenses import compare_expenses, rates_of
+from evener.oracle.money_and_energy import compare_expenses, rates_of
 from evener.oracle.search import search
 from evener.records.errors import InvalidValue
 from support.imagined_machines import convolutions, model

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepParts:
+class StepBreakdown:
     """Seconds of a step by what takes them; together they are the step.
 
     Attributes:
